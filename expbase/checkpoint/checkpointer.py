@@ -30,11 +30,16 @@ from expbase.base.background import Background, SnapshotBuffer
 from expbase.base.encoding import Decoder, Encoder
 from expbase.checkpoint import best, layout, rank_state, storage
 from expbase.checkpoint.contents import LOOP, OBJECTS, USERS, VALUES, Entry
-from expbase.checkpoint.layout import ARRAYS, STATE_FILE, CheckpointError, check_format
+from expbase.checkpoint.layout import (
+    ARRAYS,
+    STATE_FILE,
+    CheckpointError,
+    NonFiniteError,
+    check_format,
+)
 from expbase.checkpoint.named import find_in_run
 from expbase.checkpoint.rank_state import GatheredState
 from expbase.ranks import collectives
-from expbase.record.meter import NonFiniteError
 from expbase.record.sources import Code
 from expbase.state.parts import ParameterKeys, StatefulObjects, Tensors
 

@@ -21,6 +21,7 @@ from typing import Any
 from expbase.base import rng
 from expbase.base.encoding import checksum
 from expbase.checkpoint.checkpointer import Checkpointer
+from expbase.checkpoint.layout import NonFiniteError
 from expbase.data.position import DataPosition
 from expbase.engine.due import END_EPOCH, VALIDATE, VALIDATE_IF_LAST, due_at, is_last, is_wanted
 from expbase.engine.evaluation import Evaluation, check_group, check_metric
@@ -32,7 +33,7 @@ from expbase.engine.stop import StopReason, StopRequests, ValidationExit, Valida
 from expbase.engine.update import Update
 from expbase.events import Subscribers
 from expbase.ranks import collectives
-from expbase.record.meter import NonFiniteError, means_over
+from expbase.record.meter import means_over
 from expbase.record.speed import Stopwatch
 from expbase.state.attributes import UserState
 from expbase.state.checks import left_out, steps_by_itself

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+from expbase.base.device import peak_memory
 from expbase.base.streams import say
 from expbase.checkpoint.checkpointer import Checkpointer
 from expbase.config import differences
@@ -24,7 +25,6 @@ from expbase.engine import due
 from expbase.engine.start import Start
 from expbase.engine.stop import StopReason
 from expbase.ranks import collectives
-from expbase.ranks.device import peak_memory
 from expbase.record import card
 from expbase.record.metrics import MetricLog, words
 from expbase.record.progress_bar import is_terminal, progress_bar

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from expbase.base.json_lines import json_value
 from expbase.base.streams import show
 from expbase.checkpoint import layout, model_files, storage
 from expbase.checkpoint.checkpointer import VALIDATIONS_BYTES
@@ -20,7 +21,6 @@ from expbase.engine.run import Run
 from expbase.ranks import alike, collectives
 from expbase.record import provenance
 from expbase.record.ledger import LEDGER
-from expbase.record.metrics import json_value
 from expbase.state.walk import unwrap
 
 

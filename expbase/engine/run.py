@@ -24,6 +24,7 @@ from typing import Any
 
 from expbase.base import rng
 from expbase.base.exit_codes import exit_code_of, refuse_early_success
+from expbase.base.json_lines import JsonLines
 from expbase.base.processes import hears_signals
 from expbase.base.streams import lasting
 from expbase.checkpoint import layout
@@ -60,7 +61,7 @@ from expbase.events import Subscribers
 from expbase.ranks import alike, collectives, hang
 from expbase.record import git, logs, provenance, sources
 from expbase.record.ledger import LEDGER, Ledger, flat
-from expbase.record.metrics import METRICS, MetricLog, MetricsFile
+from expbase.record.metrics import METRICS, MetricLog
 from expbase.record.speed import Stopwatch
 from expbase.record.visualizer import check_visualizer
 from expbase.state.attributes import UserState
@@ -94,7 +95,7 @@ class Run:
         # What is on the disk. Nothing is opened before its first piece is written.
         self.directory = RunDirectory(folder)
         self.checkpointer = self._make_checkpointer()
-        file = MetricsFile(folder / METRICS if start.writes else None)
+        file = JsonLines(folder / METRICS if start.writes else None)
         metrics = MetricLog(start.logger, file, lambda: experiment.visualizer)
         self.report = Report(start, metrics, self.stopwatch, self.data, self.checkpointer)
         # What trains.

@@ -20,16 +20,6 @@ _UNITS = 1 << 1074  # of the smallest float, in 1
 _UNREAD = 1000  # numbers of a name, at most
 
 
-class NonFiniteError(FloatingPointError):
-    """A logged training scalar, a parameter or an accumulator is not finite."""
-
-    def __init__(self, bad: str, newest: str) -> None:
-        super().__init__(
-            f"not finite: {bad}. No checkpoint holds it; the last good one is {newest}. Lower the "
-            "learning rate or clip gradients; with training.nonfinite=warn the run goes on."
-        )
-
-
 class Meter:
     """The scalars that were logged since the last line, and their means.
 

@@ -19,7 +19,7 @@ import numpy as np
 import paddle
 
 from expbase._version import __version__
-from expbase.ranks.device import repeatable_flags
+from expbase.base.device import repeatable_flags
 from expbase.record import git
 
 # Or how they begin.

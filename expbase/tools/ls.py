@@ -15,9 +15,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from expbase.base.json_lines import json_value
 from expbase.base.streams import shown
 from expbase.config import nearest
-from expbase.record.metrics import json_value
 from expbase.tools import add_tool
 from expbase.tools.runs import Run, find, printable, read_run
 
