@@ -37,7 +37,7 @@ import numpy as np
 import paddle
 from paddle.base.framework import EagerParamBase
 
-from expbase.base.arrays import LABELS, Array, gradient
+from expbase.base.arrays import LABELS, Array
 from expbase.base.files import checksum_of
 from expbase.base.generators import (
     GENERATORS,
@@ -46,6 +46,7 @@ from expbase.base.generators import (
     new_generator,
     set_generator_state,
 )
+from expbase.base.gradients import gradient, set_gradient
 from expbase.base.objects import attributes_of, class_name, class_named, set_attribute
 
 _LONG = 64  # items of a list that is worth a look at their kinds
@@ -487,7 +488,7 @@ def _read_tensor(d: Decoder, content: Any, path: str) -> Any:
     made = d.note(path, made if on_cpu else made.to(paddle.device.get_device()))
     made.stop_gradient = is_constant
     for grad in of_grad:
-        made.grad = _read_tensor(d, grad, f"{path}.grad")
+        set_gradient(made, _read_tensor(d, grad, f"{path}.grad"))
     return made
 
 

@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 import paddle
 
 from expbase.base import rng
-from expbase.base.arrays import gradient, in_words
+from expbase.base.arrays import in_words
+from expbase.base.gradients import copies_of, set_gradient
 from expbase.config import ConfigError
 from expbase.data.loaders import Batches, LoaderAdapter, Shard, adapt_loader
 from expbase.data.read import Read, check_read, counted_twice, what_was_read
@@ -214,7 +215,7 @@ class Evaluation:
         sublayers = [part for layer in roots for part in layer.sublayers(include_self=True)]
         modes = [layer.training for layer in sublayers]
         of_layers = [p for layer in roots for p in layer.parameters()]
-        gradients = _copied_gradients([*found.parameters.values(), *of_layers])
+        gradients = copies_of([*found.parameters.values(), *of_layers])
         before = Rollback(self._state.moved_by_forwards(roots))
         try:
             with self._stopwatch.exclude(), paddle.no_grad():
@@ -224,7 +225,8 @@ class Evaluation:
         finally:
             for layer, mode in zip(sublayers, modes, strict=True):
                 layer.training = mode
-            _set_gradients(gradients)
+            for parameter, kept in gradients:  # those of a saliency map, say, would be added up
+                set_gradient(parameter, kept)
             before.restore()
             self.let_go(kept=self._state.everything.values())
 
@@ -347,28 +349,6 @@ class Evaluation:
         collectives.need_all_ranks(name)
         if self.phase != "train":
             collectives.barrier(name)
-
-
-def _copied_gradients(parameters: Iterable[Any]) -> list[tuple[Any, Any]]:
-    """Returns each parameter with a copy of its gradient, None if it has none; no sparse ones."""
-    copied = []
-    for parameter in {id(p): p for p in parameters}.values():
-        grad = gradient(parameter)
-        if grad is None:
-            copied.append((parameter, None))
-        elif not grad.is_selected_rows():  # which cannot be copied
-            copied.append((parameter, grad.clone()))
-    return copied
-
-
-def _set_gradients(copied: Iterable[tuple[Any, Any]]) -> None:
-    """Sets what was copied: of a saliency map, say, gradients are left, and would be added up."""
-    for parameter, kept in copied:
-        if gradient(parameter) is not None:
-            parameter.clear_gradient(False)
-        if kept is not None:
-            # Not set or copied to: after clear_gradient the next backward would overwrite it.
-            parameter._set_grad_ivar(kept)
 
 
 def numbers_of_valid(results: Any) -> dict[str, float]:
