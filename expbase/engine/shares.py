@@ -78,7 +78,7 @@ class ShareStates:
             self._first_iteration = iteration
             for kept in self._kept.values():
                 for path in self._state.by_share:
-                    kept[path] = _copy(getattr(*self._state.owner_of(path)), kept, path)
+                    kept[path] = _copy(self._state.spot(path).value, kept, path)
         due = due_at(self._training, iteration, 0, 0, is_epoch_end=False)
         # The second one, too: a layer may set up something in its first forward.
         is_second = iteration == self._first_iteration + 1
@@ -96,7 +96,7 @@ class ShareStates:
         finally:
             self.is_computing = False
             kept |= {path: tensor.clone() for path, tensor in self._statistics.items()}
-            kept |= {path: getattr(*self._state.owner_of(path)) for path in self._state.by_share}
+            kept |= {path: self._state.spot(path).value for path in self._state.by_share}
 
     def end(self) -> dict[str, Any]:
         """Ends an update after its last share.
@@ -116,7 +116,7 @@ class ShareStates:
         for path, tensor in self._statistics.items():
             tensor.copy_(kept[path], True)
         for path in self._state.by_share:
-            setattr(*self._state.owner_of(path), kept[path])
+            self._state.spot(path).put(kept[path])
 
     def _look(self, found: StatefulObjects, *, with_tensors: bool) -> Looked:
         state = self._state
@@ -124,7 +124,7 @@ class ShareStates:
         values: dict[str, Any] = {path: seen for path, (seen, _) in looked.items()}
         values |= {name: checksum(get_state(o)) for name, o in found.objects.items()}
         beyond = [path for path in state.registered if path not in values]
-        values |= {path: checksum(getattr(*state.owner_of(path))) for path in beyond}
+        values |= {path: checksum(state.spot(path).value) for path in beyond}
         tables = {p: dict(value) for p, (_, value) in looked.items() if isinstance(value, dict)}
         frozen = {
             f"{path}.{name}": zlib.crc32(Array.of(tensor).data)  # type: ignore[arg-type]

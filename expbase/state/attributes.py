@@ -21,6 +21,7 @@ from expbase.state import parts
 from expbase.state.audit import BEYOND, Audit
 from expbase.state.classes import CODE
 from expbase.state.nodes import Node
+from expbase.state.paths import Spot, spot_at
 from expbase.state.values import Values
 from expbase.state.walk import LOADERS, Walk, nodes_in_layers, unwrap
 
@@ -67,7 +68,7 @@ class UserState:
             raise RuntimeError("state is named in setup_model; a resumed run must know it then.")
         for name in names:
             is_beyond = name.startswith(BEYOND) or self._is_code(name)
-            if not (is_beyond or hasattr(*self.owner_of(name))):
+            if not (is_beyond or self.spot(name).is_there):
                 raise AttributeError(f"self.{name} does not exist; set it before you name it.")
             if name not in noted:
                 noted.append(name)
@@ -75,25 +76,12 @@ class UserState:
 
     def _is_code(self, path: str) -> bool:
         """Returns whether a path goes on from a function, or to the hooks of a layer."""
-        above = self._value_at(path.rpartition(".")[0]) if "." in path else None
+        above = self.spot(path).owner if "." in path else None
         return isinstance(above, CODE) or (isinstance(above, Layer) and path.endswith(" hooks"))
 
-    def owner_of(self, path: str) -> tuple[Any, str]:
-        """Returns the object that has the attribute at a path, None: there is none; its name."""
-        where, _, name = path.rpartition(".")
-        owner: Any = self._owner
-        for part in where.split(".") if where else ():
-            if isinstance(owner, (list, tuple)) and part.isdigit():
-                owner = {str(number): item for number, item in enumerate(owner)}
-            owner = owner.get(part) if isinstance(owner, dict) else getattr(owner, part, None)
-            owner = unwrap(owner)
-        return owner, name
-
-    def _value_at(self, path: str) -> Any:
-        owner, name = self.owner_of(path)
-        if isinstance(owner, (list, tuple)) and name.isdigit():
-            return owner[int(name)] if int(name) < len(owner) else None
-        return owner.get(name) if isinstance(owner, dict) else getattr(owner, name, None)
+    def spot(self, path: str) -> Spot:
+        """Returns the place that a path names."""
+        return spot_at(self._owner, path)
 
     def walk(self) -> Walk:
         """Walks from the experiment on."""
@@ -101,7 +89,7 @@ class UserState:
         attributes = {n: v for n, v in own if n not in _NO_VALUES or n in LOADERS}
         kind = type(self._owner)
         attributes |= {n: getattr(self._owner, n) for n in _GIVEN if hasattr(kind, n)}
-        excluded = {path: self._value_at(path) for path in (*self.excluded, *self.by_share)}
+        excluded = {path: self.spot(path).value for path in (*self.excluded, *self.by_share)}
         self._names_then = [*self.everything]
         self._walk = Walk(self._owner, attributes, excluded)
         return self._walk

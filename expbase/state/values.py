@@ -49,6 +49,7 @@ from expbase.state.nodes import (
     StatefulNode,
     WholeNode,
 )
+from expbase.state.paths import Spot
 from expbase.state.walk import Walk, WalkedNames, no_garbage_collection
 
 _DELETED, _ORDER, _CONSTANTS = "@deleted", "@order", "@constants"
@@ -90,8 +91,8 @@ class Reached(Protocol):
     def walk(self) -> Walk:
         """Walks from the experiment on."""
 
-    def owner_of(self, path: str) -> tuple[Any, str]:
-        """Returns the object that has the attribute at a path, None: there is none; its name."""
+    def spot(self, path: str) -> Spot:
+        """Returns the place that a path names."""
 
     def is_registered(self, path: str) -> bool:
         """Returns whether a user has named it, or the object that has it."""
@@ -347,14 +348,11 @@ class Values:
         """Returns what a user has named, and the walk does not reach."""
         found = {}
         for path in self._reached.registered:
-            owner, name = self._reached.owner_of(path)
-            if (
-                _has_under(path, state)
-                or self._reached.is_left_out(path)
-                or not hasattr(owner, name)
-            ):
+            spot = self._reached.spot(path)
+            is_known = _has_under(path, state) or self._reached.is_left_out(path)
+            if is_known or not spot.is_there:
                 continue
-            value = getattr(owner, name)
+            value = spot.value
             if state_setter(value) is None and self._setup.name_of(value) is None:
                 content = encoder.attempt(value, _ROOT + path)
                 if content is None:
@@ -398,9 +396,7 @@ class Values:
         return problems
 
     def _is_missing(self, path: str, state: Mapping[str, Any]) -> bool:
-        owner, name = self._reached.owner_of(path)
-        value = getattr(owner, name, None)
-        has_own = state_setter(value) is not None  # then it is no value
+        has_own = state_setter(self._reached.spot(path).value) is not None  # then it is no value
         return not has_own and not _has_under(path, state)
 
     def _misfit(
@@ -415,8 +411,8 @@ class Values:
             return [f"{path}: {error.args[0]}."]
         self._decoded[path] = name, key, value
         if name is None:
-            owner, attribute = self._reached.owner_of(path)
-            return [f"{path}: in the checkpoint, and not here."] * (not hasattr(owner, attribute))
+            is_here = self._reached.spot(path).is_there
+            return [] if is_here else [f"{path}: in the checkpoint, and not here."]
         if name not in nodes:
             return [f"{path}: in the checkpoint, and not here."]
         node = nodes[name]
@@ -437,7 +433,7 @@ class Values:
         anew = given.paths
         for path, (name, key, value) in decoded.items():
             if name is None:
-                setattr(*self._reached.owner_of(path), value)
+                self._reached.spot(path).put(value)
             elif path not in anew:
                 nodes[name].put(key, value)
         for name, key in state[_DELETED]:
