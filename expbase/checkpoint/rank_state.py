@@ -34,7 +34,7 @@ from expbase.checkpoint import storage
 from expbase.checkpoint.contents import SHARES
 from expbase.checkpoint.layout import ARRAYS, FORMAT, OF_RANK, STATE_FILE, SUFFIX, CheckpointError
 from expbase.checkpoint.parting import Arrays, Name, Parting, Sample, checksums
-from expbase.ranks import collectives
+from expbase.ranks import alike, collectives
 from expbase.state.parts import PARAMETERS, StatefulObjects, Tensors, statistics
 
 _CHUNK = 1 << 22  # bytes of one broadcast; four times as many take longer
@@ -142,12 +142,13 @@ class Gatherer:
         of_ranks = collectives.all_gather_object((sample, of_zero))
         assert of_ranks[0][1] is not None
         sums_of_zero, values_of_zero = of_ranks[0][1]
-        different = {name for name in sums if sums_of_zero.get(name) != sums[name]}
+        different = alike.unlike([sums_of_zero, sums]) & sums.keys()
         samples = [of_rank[0] for of_rank in of_ranks]
         if parting.shows(samples):
             different |= parting.look(watched, found, samples)
+        others = {entry: alike.unlike([values_of_zero[entry], values[entry]]) for entry in values}
         return different, {
-            entry: {n: v for n, v in parts.items() if values_of_zero[entry].get(n) != v}
+            entry: {name: value for name, value in parts.items() if name in others[entry]}
             for entry, parts in values.items()
         }
 
@@ -189,18 +190,16 @@ def _refuse_different(
 
 def _first_had(names: Set[Name], found: StatefulObjects) -> set[Name]:
     """Returns the accumulators of sharded optimizers that no rank before this one has."""
-    of_ranks = collectives.all_gather_object(
-        {name for name in names if name[0] in found.optimizers}
-    )
+    here = dict.fromkeys(name for name in names if name[0] in found.optimizers)
+    of_ranks = collectives.all_gather_object(here)
     sharded = found.sharded()
-    for of_rank in of_ranks:
-        for file, key in sorted(of_rank ^ of_ranks[0]):
-            if file not in sharded:
-                raise RuntimeError(
-                    f"self.{file}: {key!r} is on some of the ranks alone, and would be lost; "
-                    "expected the same parameters to be updated on all ranks, or an optimizer of "
-                    "paddle.distributed.fleet that divides them."
-                )
+    for file, key in sorted(alike.unlike(of_ranks)):
+        if file not in sharded:
+            raise RuntimeError(
+                f"self.{file}: {key!r} is on some of the ranks alone, and would be lost; expected "
+                "the same parameters to be updated on all ranks, or an optimizer of "
+                "paddle.distributed.fleet that divides them."
+            )
     earlier = of_ranks[: collectives.rank()]
     return {name for name in names if name[0] in sharded}.difference(*earlier)
 
@@ -295,7 +294,7 @@ def as_on_rank_zero(tensors: Tensors) -> Tensors:
     here = _flat(tensors)
     checksum = checksum_of(array.data for array in here.values())
     of_ranks = collectives.all_gather_object((_outline(here), checksum))
-    if all(of_rank == of_ranks[0] for of_rank in of_ranks):
+    if alike.are_alike(of_ranks):
         return tensors
     outline = of_ranks[0][0]
     arrays = _room(outline, SnapshotBuffer()) if collectives.rank() else here
