@@ -204,7 +204,7 @@ class ExperimentBase(Events):
     @property
     def share(self) -> int:
         """Which of the num_shares batches of an update was read last, from 0 on."""
-        return self.__run.data.share(self.__run.update.batches)[0]
+        return self.__run.data.part_of_update(self.__run.update.batches)[0]
 
     @property
     def num_shares(self) -> int:
@@ -314,7 +314,7 @@ class ExperimentBase(Events):
         say, or `"sampler.position"`. What training changes in an attribute is state anyway. With
         `by_share` each micro-batch of an update keeps its own: the hidden state of a net.
         """
-        self.__run.state.register(names, by_share=by_share and self.__run.update.has_shares)
+        self.__run.state.register(names, apart=by_share and self.__run.update.ranks_repeat)
 
     def exclude_from_state(self, *names: str) -> None:
         """Names what is neither saved nor told, and in a resumed run is what setup makes: a frozen

@@ -76,6 +76,7 @@ class Checkpointer:
         on_written: Called on rank 0 for each one that is on the disk.
         code: The experiment's class and files.
         facts: Returns what is noted for who finds a checkpoint without its run.
+        refuse: Raises for what differs between the ranks, if no bit may depend on their number.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Checkpointer:
         on_written: Callable[[Path], object],
         code: Code,
         facts: Callable[[], Mapping[str, Any]],
+        refuse: rank_state.Refusal | None = None,
     ) -> None:
         self.code = code
         self._rank = collectives.rank()
@@ -117,7 +119,8 @@ class Checkpointer:
         self._inventory = inventory
         self._on_written = on_written
         self._facts = facts
-        self._gatherer = rank_state.Gatherer(logger, has_shares=training.shares > 0)
+        self._depends_on_ranks = refuse is None
+        self._gatherer = rank_state.Gatherer(logger, refuse)
 
     def find_own(self, inspected: str | None) -> None:
         """Looks for this run's newest intact checkpoint; damaged ones are moved aside, loudly.
@@ -382,7 +385,7 @@ class Checkpointer:
         """
         states, saved_by = self._read_fitting(path)
         notes = [*filter(None, [self._changed_code])]
-        if saved_by != collectives.world_size() and not self._training.shares:
+        if saved_by != collectives.world_size() and self._depends_on_ranks:
             notes.append(
                 f"saved by {saved_by} processes and continued by {collectives.world_size()}: they "
                 "draw other numbers, and sum in another order"

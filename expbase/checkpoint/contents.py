@@ -19,7 +19,7 @@ from expbase.base.gradients import dense_gradient, set_gradient, set_zero_gradie
 from expbase.state.parts import StatefulObjects, named_parameters
 
 OBJECTS = "objects"  # the attributes with state: their tensors are files of their own
-SHARES = "shares"  # what each share has
+DIVIDED = "shares"  # of which each rank has a part, by names that no other one has
 VALUES = "values"
 LOOP = "loop"
 USERS = "own"  # what on_save_checkpoint returns
@@ -41,7 +41,7 @@ class Entry(Protocol):
 def in_order(
     *,
     objects: StatefulObjects,
-    shares: Entry,
+    divided: Entry,
     loop: Entry,
     values: Entry,
     data: Entry,
@@ -59,7 +59,7 @@ def in_order(
     position: dict[str, Entry] = {VALUES: values, "data": data}
     return {
         OBJECTS: objects,
-        SHARES: shares,
+        DIVIDED: divided,
         LOOP: loop,
         **(dict(reversed(position.items())) if is_stream else position),
         "gradients": Gradients(named_parameters(objects)),

@@ -50,7 +50,8 @@ class Shard:
     rank: int = 0
     world_size: int = 1
     batches: int = 1  # of this rank in a round
-    has_shares: bool = False  # a round is an update, and no bit depends on the number of ranks
+    one_order: bool = False  # a round is an update, and no bit depends on the number of ranks
+    dealt_to: str = "rank"  # what gets a batch of a round, in words
 
     @property
     def round(self) -> int:
@@ -118,7 +119,7 @@ class LoaderAdapter:
     num_samples: int | None = None  # in the data set; None: unknown
     num_read: int | None = None  # of them by all ranks in an epoch; None: unknown
     filled: int = 0  # batches read twice in an epoch, so that its last round has one for each rank
-    sharding: str = ""  # who gives each rank its share, in words; empty: nobody, on one rank
+    sharding: str = ""  # who gives each rank its part, in words; empty: nobody, on one rank
     kind = ""  # of the order of the samples, in words
     is_used_up = False  # `once` gave no batch, and gave some before
     has_one_order = True  # of all ranks, so that a position says which samples were before it
@@ -143,7 +144,7 @@ class LoaderAdapter:
         raise self.not_set()
 
     def once(self, purpose: int, number: int) -> Batches:
-        """Returns this rank's share of one run over the data that does not train.
+        """Returns this rank's part of one run over the data that does not train.
 
         It does not move the data position. Its random numbers depend on the purpose, VALID or
         PREDICT of rng, and on the number.
@@ -201,10 +202,10 @@ class LoaderAdapter:
             raise self.dealt_by_rank()
 
     def dealt_by_rank(self) -> ValueError:
-        """Returns the error to raise when the ranks have other batches, and shares are wanted."""
+        """Returns the error to raise when the ranks have other batches, and one order is wanted."""
         return ValueError(
-            f"{self.name}: has other data on rank 0 than on another one; with training.shares "
-            "expected the same on all: they are dealt out over the shares. Look for self.rank."
+            f"{self.name}: has other data on rank 0 than on another one; expected the same on all, "
+            f"to be dealt out over the {self.shard.dealt_to}s of an update. Look for self.rank."
         )
 
     def no_batch(self) -> ValueError:
@@ -293,7 +294,7 @@ class MapStyleLoader(LoaderAdapter):
     def __init__(self, loader: DataLoader, name: str, shard: Shard) -> None:
         super().__init__(loader, name, shard)
         sampler = loader.batch_sampler
-        if shard.has_shares and is_distributed(sampler):
+        if shard.one_order and is_distributed(sampler):
             sampler = undistributed(sampler, shuffle=sampler.shuffle)
         self._order = BatchOrder(loader, sampler, shard.seed)
         self._fetcher = Fetcher(loader, name)
@@ -313,19 +314,18 @@ class MapStyleLoader(LoaderAdapter):
         if self.kind == "own":
             self._compare_ranks()
         if not self.has_one_order:
-            if shard.has_shares:
+            if shard.one_order:
                 raise self.dealt_by_rank()
             self.sharding = "sharded by its sampler"
             return
-        if shard.has_shares and shard.world_size > 1:
+        if shard.one_order and shard.world_size > 1:
             first = [] if self._order.is_read_once else self._order.ask(1)
             rng.seed_cpu(shard.seed)
             indices = [index for batch in first for index in batch.indices][:1]
             with undrawn(self.loader.dataset):
                 samples = [self.loader.dataset[index] for index in indices]
             self.compare_ranks(samples)
-        whom = "shares" if shard.has_shares else "ranks"
-        self.sharding = f"dealt out over {shard.round} {whom}"
+        self.sharding = f"dealt out over {shard.round} {shard.dealt_to}s"
         if self.batches_per_epoch is not None:
             self.filled = -self.batches_per_epoch % shard.round
             self.batches_per_epoch = -(-self.batches_per_epoch // shard.round) * shard.batches
@@ -449,10 +449,10 @@ class IterableLoader(LoaderAdapter):
     """A loader that is taken as it comes: an IterableDataset, a generator, one with its own way.
 
     What it draws for a batch depends on (seed, epoch, rank, number of the batch), and sharding is
-    the user's. With several ranks the epoch ends for all when the first has no more. With shares
-    each rank reads all batches, the same, and throws away those of other ranks. A position is
-    reached by reading and throwing away, unless the loader has a state of its own; it counts
-    batches if their size is unknown.
+    the user's. With several ranks the epoch ends for all when the first has no more. If they must
+    have one order each reads all batches, the same, and throws away those of other ranks. A
+    position is reached by reading and throwing away, unless the loader has a state of its own; it
+    counts batches if their size is unknown.
     """
 
     def __init__(self, loader: Any, name: str, shard: Shard) -> None:
@@ -466,25 +466,25 @@ class IterableLoader(LoaderAdapter):
         self._state: dict[str, Any] = {}  # of a stateful loader, after the batch returned last
         if self.is_empty():
             self.batches_per_epoch = 0
-        elif self._is_list and (shard.has_shares or shard.world_size == 1):
+        elif self._is_list and (shard.one_order or shard.world_size == 1):
             self.batches_per_epoch = len(loader) // shard.round * shard.batches
         self._batches_here = _is_paddles(loader) and not loader.num_workers
         workers = getattr(loader, "num_workers", 0)
         self.kind = f"a stream of {workers} workers" if workers else "a stream"
         # With workers it cannot be cut within a batch.
-        self.has_one_order = shard.has_shares or (shard.world_size == 1 and self._batches_here)
+        self.has_one_order = shard.one_order or (shard.world_size == 1 and self._batches_here)
 
     def open(self, epoch: int, position: int = 0) -> Batches:
         shard = self.shard
-        # A stream of this rank alone, or with shares the same one on all.
-        rank, ranks = (0, 1) if shard.has_shares else (shard.rank, shard.world_size)
+        # A stream of this rank alone, or the same one on all.
+        rank, ranks = (0, 1) if shard.one_order else (shard.rank, shard.world_size)
         number, cut = divmod(position // ranks, self.batch_size or 1)
         seed = rng.derive(shard.seed, rng.STREAM, epoch, rank)
         if self._state:  # it is at the place already
             ahead = self._source(seed, number)
         else:
             ahead = itertools.islice(self._source(seed, 0, cut), number, None)
-        if shard.has_shares:
+        if shard.one_order:
             ahead = self._dealt(ahead)
         elif ranks > 1:  # one collective per batch
             to_end = itertools.chain(ahead, [_NOTHING])
@@ -556,7 +556,7 @@ class IterableLoader(LoaderAdapter):
         loader = self.loader
         kind = type(getattr(loader, "dataset", loader)).__name__
         if self._is_list:
-            needed = f", and an update takes {self.shard.round}" * self.shard.has_shares
+            needed = f", and an update takes {self.shard.round}" * self.shard.one_order
             return f"It is a {kind} of {len(loader)} batches{needed}."
         text = f"It is a {kind}"
         if isinstance(loader, DataLoader):

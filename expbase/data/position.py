@@ -112,7 +112,7 @@ class DataPosition:
                 "promised."
             ) from None
 
-    def share(self, count: int) -> tuple[int, int]:
+    def part_of_update(self, count: int) -> tuple[int, int]:
         """Tells which part of its update the batch read last is, if each rank has `count` of them.
 
         Returns:

@@ -43,6 +43,7 @@ class Evaluation:
         stopwatch: Counts the time of training without these phases.
         fire: Calls an event.
         meter: What `log` adds to in training.
+        has_all: Whether each rank has all of the data, and not a part of it.
     """
 
     def __init__(
@@ -52,6 +53,8 @@ class Evaluation:
         stopwatch: Stopwatch,
         fire: Callable[..., Any],
         meter: Meter,
+        *,
+        has_all: bool,
     ) -> None:
         training = start.training
         self.phase = "train"
@@ -68,8 +71,7 @@ class Evaluation:
         self._start = start
         # By the id of their loader: persistent workers serve every loop over it.
         self._adapters: dict[int, LoaderAdapter] = {}
-        # With shares each rank has all of the data: sums over parts of it would depend on them.
-        self._has_all: bool = training.shares > 0
+        self._has_all = has_all  # where sums over parts would depend on the number of ranks
         ranks = (0, 1) if self._has_all else (collectives.rank(), collectives.world_size())
         self._shard = Shard(training.seed, *ranks)
         self._running: list[Batches] = []  # loops that may have been left early
@@ -193,7 +195,7 @@ class Evaluation:
     def _means_on_ranks(self, taken: Sequence[Taken]) -> list[dict[str, float]]:
         """Returns the means of what was logged, for each rank: over all ranks, the same on each.
 
-        With shares each rank has all samples, so its own means are those over all.
+        If each rank has all samples its own means are those over all.
         """
         if self._has_all:
             return [means_over([of_rank]) for of_rank in taken]

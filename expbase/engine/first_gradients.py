@@ -68,7 +68,7 @@ class FirstGradients:
         return hook
 
     def note_put_aside(self) -> None:
-        """Notes what gradients there are: with shares they are put aside, and added at the end."""
+        """Notes what gradients there are, before they are put aside, to be added at the end."""
         for watched in self._watched:
             watched.note_put_aside()
 

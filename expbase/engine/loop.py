@@ -331,9 +331,9 @@ class Loop:
                 )
 
     def _seed(self, purpose: int, *numbers: int) -> None:
-        """Seeds what is drawn outside of shares: on each rank, or with shares on all, alike."""
+        """Seeds what is drawn outside of micro-batches: on each rank, or on all alike."""
         # As an item: an attribute of a config takes ten times as long.
-        rng.seed_for(self._training["seed"], purpose, *numbers, self._start.seed_rank)
+        rng.seed_for(self._training["seed"], purpose, *numbers, self._update.seed_rank)
 
     # --- data ----------------------------------------------------------------------------
 
@@ -352,8 +352,8 @@ class Loop:
         fire("on_fetch_data_end")
         if not self._stopwatch.batches:
             self._note("data", iteration=self.iteration, first_batch=checksum(batch))
-        share = data.share(self._update.batches)
-        rng.seed_for(self._training["seed"], rng.TRAIN, self.iteration, *share)
+        part = data.part_of_update(self._update.batches)
+        rng.seed_for(self._training["seed"], rng.TRAIN, self.iteration, *part)
         fire("on_train_batch_begin", batch, data.batches.indices)
         self._stopwatch.note_batch(began)
         return batch
@@ -379,7 +379,7 @@ class Loop:
             raise lacks_super("new_epoch")
 
     def _end_epoch(self) -> None:
-        rng.seed_for(self._training.seed, rng.EPOCH, self.epoch, self._start.seed_rank, 1)
+        rng.seed_for(self._training.seed, rng.EPOCH, self.epoch, self._update.seed_rank, 1)
         self._events.fire("on_train_epoch_end")
 
     # --- validation ----------------------------------------------------------------------

@@ -75,7 +75,7 @@ class Meter:
 
     def nonfinite(self) -> str:
         """Returns the first numbers that are not finite, with name and iteration; "" if all are."""
-        bad = {  # the shares of an update may have the same one
+        bad = {  # two ranks may have the same one
             f"{name}={value} at iteration {iteration}": None
             for name, one in self._read().items()
             for iteration, value in one.bad

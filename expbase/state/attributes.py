@@ -45,7 +45,7 @@ class UserState:
         self.everything = vars(owner)  # the template's own, too
         self.registered: list[str] = []  # names of values that are state in any case
         self.excluded: list[str] = []  # names of what is left out
-        self.by_share: list[str] = []  # names of values of which each share has its own
+        self.apart: list[str] = []  # names of values that another entry of a checkpoint has
         self.is_named = False  # whether it is too late to name more
         self.audit = Audit(self, warn, say)
         self.values = Values(self, self.audit, warn)
@@ -54,9 +54,9 @@ class UserState:
         self._walk: Walk | None = None  # the last one, by which what has a form is found
         self._names_then: list[str] = []  # of all attributes, at that walk
 
-    def register(self, names: tuple[str, ...], *, by_share: bool = False) -> None:
-        """Names values that are state, maybe one of each share; see ExperimentBase."""
-        self._name(self.by_share if by_share else self.registered, names)
+    def register(self, names: tuple[str, ...], *, apart: bool = False) -> None:
+        """Names values that are state, maybe of an entry of their own; see ExperimentBase."""
+        self._name(self.apart if apart else self.registered, names)
 
     def exclude(self, names: tuple[str, ...]) -> None:
         """Names what is no state; see ExperimentBase."""
@@ -89,7 +89,7 @@ class UserState:
         attributes = {n: v for n, v in own if n not in _NO_VALUES or n in LOADERS}
         kind = type(self._owner)
         attributes |= {n: getattr(self._owner, n) for n in _GIVEN if hasattr(kind, n)}
-        excluded = {path: self.spot(path).value for path in (*self.excluded, *self.by_share)}
+        excluded = {path: self.spot(path).value for path in (*self.excluded, *self.apart)}
         self._names_then = [*self.everything]
         self._walk = Walk(self._owner, attributes, excluded)
         return self._walk
@@ -177,11 +177,11 @@ class UserState:
         """Returns whether what is there is no value, or excluded."""
         if path in _NO_VALUES or path.startswith("config.training."):
             return True
-        if not (self.excluded or self.by_share):  # it is asked of each place
+        if not (self.excluded or self.apart):  # it is asked of each place
             return False
         names, beginnings = _prefixes((*self.excluded,))
         name = path.removesuffix("[:]")
-        return name in names or name in self.by_share or path.startswith(beginnings)
+        return name in names or name in self.apart or path.startswith(beginnings)
 
     def copied(self) -> list[str]:
         """Returns the paths of what worker processes have copies of, and draw from these."""

@@ -24,12 +24,9 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-import paddle
-
 from expbase.base.arrays import Array
 from expbase.base.encoding import checksum
 from expbase.base.objects import state_setter
-from expbase.config import ConfigError
 from expbase.engine.due import due_at
 from expbase.ranks import collectives
 from expbase.state.attributes import UserState
@@ -77,7 +74,7 @@ class ShareStates:
         if self._first_iteration < 0:
             self._first_iteration = iteration
             for kept in self._kept.values():
-                for path in self._state.by_share:
+                for path in self._state.apart:
                     kept[path] = _copy(self._state.spot(path).value, kept, path)
         due = due_at(self._training, iteration, 0, 0, is_epoch_end=False)
         # The second one, too: a layer may set up something in its first forward.
@@ -96,7 +93,7 @@ class ShareStates:
         finally:
             self.is_computing = False
             kept |= {path: tensor.clone() for path, tensor in self._statistics.items()}
-            kept |= {path: self._state.spot(path).value for path in self._state.by_share}
+            kept |= {path: self._state.spot(path).value for path in self._state.apart}
 
     def end(self) -> dict[str, Any]:
         """Ends an update after its last share.
@@ -115,7 +112,7 @@ class ShareStates:
     def _install(self, kept: Mapping[str, Any]) -> None:
         for path, tensor in self._statistics.items():
             tensor.copy_(kept[path], True)
-        for path in self._state.by_share:
+        for path in self._state.apart:
             self._state.spot(path).put(kept[path])
 
     def _look(self, found: StatefulObjects, *, with_tensors: bool) -> Looked:
@@ -198,25 +195,3 @@ def _copy(value: Any, restored: Mapping[str, Any], path: str) -> Any:
     if path in restored:
         set_state(value, restored[path])
     return value
-
-
-def check_shares(shares: int, world_size: int) -> None:
-    """Raises a ConfigError if the processes cannot have equally many shares."""
-    if shares and shares % world_size:
-        numbers = ", ".join(str(1 << n) for n in range(shares.bit_length()))
-        raise ConfigError(
-            f"training.shares: {shares} given, and {world_size} processes; expected one of "
-            f"{numbers} processes."
-        )
-
-
-def check_whole(found: StatefulObjects) -> None:
-    """Raises a ValueError if gradients or statistics go over the ranks in a way of their own."""
-    parts = [*found.sublayers(), *(("", wrapper) for wrapper in found.parallel.values())]
-    across = (paddle.nn.SyncBatchNorm, paddle.DataParallel)
-    names = [f"{type(part).__name__} {name}" for name, part in parts if isinstance(part, across)]
-    if names := [*names, *sorted(found.pieces()), *found.sharded()]:
-        raise ValueError(
-            f"training.shares: {names[0].strip()} depends on the number of ranks; expected layers "
-            "in self.data_parallel, BatchNorm, of which each share has statistics, and no sharding."
-        )
