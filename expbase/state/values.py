@@ -41,12 +41,7 @@ from expbase.state.nodes import (
     WHOLE,
     DictNode,
     GroupNode,
-    LayerNode,
     Node,
-    OptimizerNode,
-    ParameterNode,
-    ScheduleNode,
-    StatefulNode,
     WholeNode,
 )
 from expbase.state.paths import Spot
@@ -57,8 +52,6 @@ _ROOT = "values."  # what the names of arrays begin with, of this entry
 _LARGE_BYTES = 1 << 26  # of a value: more is a cache, maybe
 _NOTHING: Any = object()
 _SIMPLE = {type(None), bool, int, float, str}
-# What another start has under the same path, whichever object it is: its class is compared.
-_BY_PATH = (LayerNode, ParameterNode, OptimizerNode, ScheduleNode, StatefulNode)
 
 
 class Seen(NamedTuple):
@@ -107,41 +100,11 @@ class Teller(Protocol):
     def tell(self, path: str, value: Any, why: str) -> None:
         """Tells of a place that has changed and is in no checkpoint, once."""
 
-    def begin(self, walk: Walk, names: Names) -> None:
+    def begin(self, walk: Walk, names: WalkedNames) -> None:
         """Notes what else there is."""
 
-    def look(self, walk: Walk, names: Names) -> None:
+    def look(self, walk: Walk, names: WalkedNames) -> None:
         """Tells what else has changed."""
-
-
-class NamesNow(Names):
-    """The names of the end of setup; of what is saved by its path, the path."""
-
-    def __init__(self, setup: WalkedNames, walk: Walk) -> None:
-        self._setup = setup
-        self._by_path = {
-            id(node.value): path
-            for path, node in walk.nodes.items()
-            if isinstance(node, _BY_PATH) and setup.has(path)
-        }
-        self._walk = walk
-
-    def name_of(self, value: Any) -> str | None:
-        return self._by_path.get(id(value)) or self._setup.name_of(value)
-
-    def get(self, name: str) -> Any:
-        node = self._walk.nodes.get(name)
-        is_by_path = isinstance(node, _BY_PATH)
-        return node.value if node and is_by_path else self._setup.get(name)
-
-    def key_of(self, key: Any) -> Any:
-        return self._setup.key_of(key)
-
-    def key(self, content: Any) -> Any:
-        return self._setup.key(content)
-
-    def class_named(self, name: str) -> type | None:
-        return self._setup.class_named(name)
 
 
 class Values:
@@ -204,10 +167,10 @@ class Values:
         self._texts = {path: as_text(seen) for path, seen in self._begun.items() if _is_known(seen)}
         self._audit.begin(walk, names)
 
-    def _nodes(self) -> tuple[Walk, NamesNow, dict[str, Node]]:
+    def _nodes(self) -> tuple[Walk, WalkedNames, dict[str, Node]]:
         """Returns the walk, its names, and by name the nodes that another start has, too."""
         walk = self._reached.walk()
-        names = NamesNow(self._setup, walk)
+        names = self._setup.now(walk)
         nodes = {"": walk.nodes[""]}
         for path, node in walk.nodes.items():
             name = path if isinstance(node, GroupNode) else names.name_of(node.value)
