@@ -70,15 +70,15 @@ class Batches:
     def __init__(
         self,
         items: Items,
+        adapter: LoaderAdapter,
         position: int = 0,
         *,
         ended: bool = False,
-        of: LoaderAdapter | None = None,
         keeps_indices: bool = False,
     ) -> None:
         self.ended = ended  # whether the last batch was returned
         self.taken = IndexBatch(position, end=position)  # the batch returned last
-        self.of = of
+        self.adapter = adapter
         self.count = 0  # batches returned
         self.has_none = False  # whether the loop came to its end without a batch
         # Of all samples returned, if they are to be compared between the ranks.
@@ -350,7 +350,7 @@ class MapStyleLoader(LoaderAdapter):
             raise self.no_batch()
         base = rng.derive(self.shard.seed, rng.SAMPLE, epoch)
         items = self._fetcher.fetch(itertools.chain(head, mine), base)
-        return Batches(items, position, ended=not head)
+        return Batches(items, self, position, ended=not head)
 
     def _placed(self, batches: Iterable[IndexBatch]) -> Iterator[IndexBatch]:
         """Yields the batches of a sampler that shards, with positions in the epoch of all ranks.
@@ -402,7 +402,7 @@ class MapStyleLoader(LoaderAdapter):
         if not head and self.shard.world_size == 1:
             raise self.no_batch()
         items = self._fetcher.fetch(itertools.chain(head, batches), seed)
-        return Batches(items, of=self, keeps_indices=not has_one_order)
+        return Batches(items, self, keeps_indices=not has_one_order)
 
     def _once_order(self) -> BatchOrder:
         sampler = self._order.sampler
@@ -493,7 +493,7 @@ class IterableLoader(LoaderAdapter):
         looks = position > 0 and self._stateful is None
         head = list(itertools.islice(ahead, 1)) if looks else []
         items = self._read(itertools.chain(head, ahead), position)
-        return Batches(items, position, ended=looks and not head)
+        return Batches(items, self, position, ended=looks and not head)
 
     def _dealt(self, ahead: Iterator[Any]) -> Iterator[Any]:
         """Yields this rank's batches of each whole round."""
@@ -534,7 +534,7 @@ class IterableLoader(LoaderAdapter):
 
     def once(self, purpose: int, number: int) -> Batches:
         seed = rng.derive(self.shard.seed, purpose, number, self.shard.rank)
-        return Batches(self._read_once(self._source(seed)), of=self)
+        return Batches(self._read_once(self._source(seed)), self)
 
     def _read_once(self, source: Iterator[Any]) -> Items:
         with unmoved(self._stateful):

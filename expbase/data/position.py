@@ -29,7 +29,7 @@ class DataPosition:
     def __init__(self) -> None:
         self.adapter = LoaderAdapter(None, "self.train_loader", Shard(seed=0))
         self.epoch = 0  # the one that was opened last; 0: none was
-        self.batches = Batches(_nothing())  # of this epoch
+        self.batches = Batches(_nothing(), self.adapter)  # of this epoch
         self.batch_in_epoch = 0  # batches that this rank has read in it
         self.resumed_within_epoch = False  # `load_state_dict` opened it; no batch was read since
         self._iteration = 0  # for which the last batch was read
@@ -40,7 +40,7 @@ class DataPosition:
         """Sets the training data, and whether an epoch of another order is left in its middle."""
         self.adapter = adapter
         self.leaves_epochs = leaves_epochs
-        self.batches = Batches(_nothing(), ended=True)
+        self.batches = Batches(_nothing(), adapter, ended=True)
 
     def check(self, loader: Any, training: Mapping[str, Any]) -> None:
         """Raises a ValueError if there are no batches, or a limit of epochs without a loader.
@@ -183,7 +183,7 @@ class DataPosition:
         if state["ended"] or not self._has_order_of(state):
             # Nothing is opened: the next thing to come is a new epoch.
             self.batches.close()
-            self.batches = Batches(_nothing(), state["position"], ended=True)
+            self.batches = Batches(_nothing(), adapter, state["position"], ended=True)
             self.epoch = state["epoch"]
             self._batch_size = there[2]
             self.resumed_within_epoch = False

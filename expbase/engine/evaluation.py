@@ -255,22 +255,19 @@ class Evaluation:
         """Begins a loop over this rank's part of a loader's batches, at once."""
         loader = self.evaluated_loader if loader is None else loader
         purpose = _PURPOSES.get(self.phase, rng.VALID)
-        adapter = self.adapter(loader)
-        loop = adapter.once(purpose, iteration)
+        loop = self.adapter(loader).once(purpose, iteration)
         self._loops_begun += 1
         self._running.append(loop)
-        return self._watched(adapter, loop, purpose, iteration)
+        return self._watched(loop, purpose, iteration)
 
-    def _watched(
-        self, adapter: LoaderAdapter, loop: Batches, purpose: int, iteration: int
-    ) -> Iterator[Any]:
+    def _watched(self, loop: Batches, purpose: int, iteration: int) -> Iterator[Any]:
         try:
             for batch in loop:
                 self.batches_read += 1
                 rng.seed_for(self._training.seed, purpose, iteration, loop.taken[0], 1)
                 if self.exit is not None:
                     self.exit.before_batch()
-                num_samples = self._samples_in(batch, adapter, loop)
+                num_samples = self._samples_in(batch, loop)
                 self._reading.enter(loop, num_samples)
                 self._reading.num_samples += num_samples
                 yield batch
@@ -280,7 +277,8 @@ class Evaluation:
         finally:  # at once after a `break`, too: nobody has this generator then
             self._reading.leave(loop)
 
-    def _samples_in(self, batch: Any, adapter: LoaderAdapter, loop: Batches) -> int:
+    def _samples_in(self, batch: Any, loop: Batches) -> int:
+        adapter = loop.adapter
         num_samples = adapter.samples_in(batch, loop.taken.indices)
         if num_samples is not None:
             return num_samples
