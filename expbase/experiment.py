@@ -392,7 +392,7 @@ class ExperimentBase(Events):
             AttributeError: Nothing of that name exists yet.
             RuntimeError: Called after setup.
         """
-        self.__run.state.register(names, by_share=by_share and self.__run.update.has_shares)
+        self.__run.state.register(names, apart=by_share and self.__run.update.ranks_repeat)
 
     def exclude_from_state(self, *names: str) -> None:
         """Leaves attributes out of the checkpoints: a resumed run has what setup makes of them.

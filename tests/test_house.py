@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -164,6 +165,53 @@ def test_no_method_is_patched() -> None:
         if re.search(r"(^|[.])(Experiment\w*|[Ee]xperiment)$", ast.unparse(node.value))
     ]
     assert patched == []
+
+
+def calls(pattern: str) -> set[str]:
+    """The files that call what a pattern names."""
+    return {
+        name_of(path)
+        for path in FILES
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Call) and re.fullmatch(pattern, ast.unparse(node.func))
+    }
+
+
+def test_gradients_are_set_in_one_place() -> None:
+    """A step's clear_grad() is the optimizer's."""
+    assigned = {
+        name_of(path)
+        for path in FILES
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        if node.attr in ("grad", "grad_")
+    }
+    by_method = calls(r".*\.(_set_grad_ivar|_unset_fake_empty|clear_gradient)")
+    assert assigned | by_method == {"base.gradients"}
+
+
+def test_a_failure_leaves_by_one_road() -> None:
+    assert calls(r".*\bnote_failure|.*\breport\.failure") == {"engine.run"}
+
+
+def test_each_step_of_setup_is_undone_by_one_stack(tmp_path: Path) -> None:
+    run = vars(make(Tiny, tmp_path / "run"))[RUN]
+    stacks = [name for name, part in vars(run).items() if isinstance(part, ExitStack)]
+    assert stacks == ["_on_close"]
+
+
+def test_shares_are_known_to_few() -> None:
+    """Others are given a number of batches, and who sums; keys and messages may have the word."""
+    knowing = {name_of(path) for path in FILES for name in imports(path) if "shares" in name}
+    assert {name for name in knowing if not name.startswith("engine.shares.")} == {"engine.run"}
+    asked = {
+        name_of(path)
+        for path in FILES
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Attribute) and node.attr == "shares"
+    }
+    asked = {name for name in asked if not name.startswith(("engine.shares.", "tools."))}
+    assert asked == {"cli", "engine.run"}
 
 
 def test_an_experiment_inherits_from_its_events_alone() -> None:

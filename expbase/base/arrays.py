@@ -123,13 +123,6 @@ def local(tensor: Any) -> Any:
     return tensor._local_value() if tensor.is_dist() else tensor
 
 
-def gradient(parameter: Any) -> Any:
-    """Returns a parameter's gradient; None if there is none: with placements an empty one stays."""
-    grad = parameter.grad_
-    is_empty = grad is not None and grad.is_dist() and not local(grad)._is_initialized()
-    return None if is_empty else grad
-
-
 def is_piece(tensor: Any) -> bool:
     """Returns whether each rank holds a different part of a tensor.
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import copyreg
 import datetime
 import enum
 import json
@@ -38,7 +37,7 @@ import numpy as np
 import paddle
 from paddle.base.framework import EagerParamBase
 
-from expbase.base.arrays import LABELS, Array, gradient
+from expbase.base.arrays import LABELS, Array
 from expbase.base.files import checksum_of
 from expbase.base.generators import (
     GENERATORS,
@@ -47,6 +46,8 @@ from expbase.base.generators import (
     new_generator,
     set_generator_state,
 )
+from expbase.base.gradients import gradient, set_gradient
+from expbase.base.objects import attributes_of, class_name, class_named, set_attribute
 
 _LONG = 64  # a list with so many items may become an array
 _JSON = {type(None), bool, int, float, str}  # types that Python's JSON has; nan is NaN in it
@@ -516,7 +517,7 @@ def _read_tensor(d: Decoder, content: Any, path: str) -> Any:
     made = d.note(path, made if on_cpu else made.to(paddle.device.get_device()))
     made.stop_gradient = is_constant
     for grad in of_grad:
-        made.grad = _read_tensor(d, grad, f"{path}.grad")
+        set_gradient(made, _read_tensor(d, grad, f"{path}.grad"))
     return made
 
 
@@ -699,24 +700,6 @@ def _form_of(value: Any) -> Form:
     return FORMS[list] if type(value) is _SIZE else _OBJECT
 
 
-def attributes_of(value: Any) -> dict[str, Any]:
-    """Returns the attributes of one object, those in slots, too."""
-    own = getattr(value, "__dict__", {})
-    names = copyreg._slotnames(type(value))  # type: ignore[attr-defined]
-    if not names:
-        return dict(own)
-    return {**{name: getattr(value, name) for name in names if hasattr(value, name)}, **own}
-
-
-def set_attribute(owner: Any, name: str, value: Any) -> None:
-    """Sets an attribute as it was read: no code of its class runs, and no property hinders it."""
-    own = getattr(owner, "__dict__", None)
-    if own is not None and name not in copyreg._slotnames(type(owner)):  # type: ignore[attr-defined]
-        own[name] = value
-    else:
-        object.__setattr__(owner, name, value)
-
-
 def _can_be_made(kind: Any, base: Any) -> bool:
     """Returns whether an object is its attributes and items, and can be made without a call."""
     if (_is_of_python(kind) and kind is not SimpleNamespace) or hasattr(kind, "__del__"):
@@ -732,25 +715,6 @@ def _is_of_python(kind: type) -> bool:
     """Returns whether a class is Python's own."""
     root = kind.__module__.partition(".")[0]
     return root in sys.stdlib_module_names and root != "__main__"
-
-
-def class_name(kind: type) -> str:
-    """Returns what a class is called in a file; one of the script has no module."""
-    module = kind.__module__
-    return f"{'' if module in ('__main__', '__mp_main__') else module}.{kind.__qualname__}"
-
-
-def class_named(name: str) -> type | None:
-    """Returns the class of a module that is loaded, by what `class_name` returned."""
-    words = name.split(".")
-    for count in range(len(words) - 1, 0, -1):
-        module = sys.modules.get(".".join(words[:count]) or "__main__")
-        if module is not None:
-            found: Any = module
-            for word in words[count:]:
-                found = vars(found).get(word) if hasattr(found, "__dict__") else None
-            return found if isinstance(found, type) else None
-    return None
 
 
 def join(path: str, key: Any) -> str:

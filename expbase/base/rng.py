@@ -4,7 +4,7 @@ A draw in one place does not change the numbers of a later place, because the ge
 numpy and paddle are seeded anew there: for an iteration and each of its batches, for the events of
 an epoch, for a validation and each of its batches, and for each batch that a data set makes.
 
-    seed_for(0, TRAIN, iteration, share)       # one seed for all three libraries
+    seed_for(0, TRAIN, iteration, number)      # one seed for all three libraries
     with unmoved(): ...                        # what is drawn in the block moves nothing
 
 Generators that a user makes (`np.random.default_rng`) are not seeded. One that is an attribute of

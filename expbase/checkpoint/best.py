@@ -18,8 +18,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from expbase.base.json_lines import JsonLines, json_lines
 from expbase.checkpoint.layout import FOLDER, iteration_of, listed
-from expbase.record.metrics import MetricsFile, json_lines
 
 FILE = "validations.jsonl"  # in the directory of a run
 
@@ -29,11 +29,12 @@ Scores = list[tuple[int, float]]  # iterations and their scores, best first
 Lines = list[dict[str, Any]]
 
 
-class Validations(MetricsFile):
+class Validations:
     """What is known of the validations of a run; `training` is that section of its config."""
 
     def __init__(self, path: Path | None, training: Any) -> None:
-        super().__init__(path)
+        self._path = path
+        self._file = JsonLines(path)
         self._lines: Lines = []  # also what a full disk has refused
         self._training = training
 
@@ -52,11 +53,11 @@ class Validations(MetricsFile):
     def _note(self, iteration: int, epoch: int, metrics: Mapping[str, Any], best: Scores) -> None:
         line = {**metrics, "monitor": criterion(self._training), "best": best}
         self._lines.append(line)
-        self.write(iteration, epoch, line)
+        self._file.write(iteration, epoch, line)
 
     def is_finished(self) -> bool:
         """Returns whether the run has come to its end, and was not continued since."""
-        return any("finished" in line for line in _lines(self.path)[-1:])
+        return any("finished" in line for line in _lines(self._path)[-1:])
 
     @property
     def best(self) -> Scores:
@@ -64,7 +65,7 @@ class Validations(MetricsFile):
         return self._best_with(())
 
     def _best_with(self, coming: Iterable[int]) -> Scores:
-        return _best(self.path.parent, self._lines, coming) if self.path else []
+        return _best(self._path.parent, self._lines, coming) if self._path else []
 
     def kept(self, coming: Iterable[int] = ()) -> list[int]:
         """Returns the iterations whose checkpoints stay for being the best.
@@ -76,8 +77,16 @@ class Validations(MetricsFile):
 
     def cut(self, size: int) -> None:
         """Goes back to where the file had this size, in bytes."""
-        super().cut(size)
-        self._lines = _lines(self.path)
+        self._file.cut(size)
+        self._lines = _lines(self._path)
+
+    def size(self) -> int:
+        """Returns the size of the file now, in bytes."""
+        return self._file.size()
+
+    def close(self) -> None:
+        """Closes the file until the next line. May be called twice."""
+        self._file.close()
 
 
 def best_of(run: Path) -> Scores:

@@ -29,11 +29,16 @@ from expbase.base.background import Background, SnapshotBuffer
 from expbase.base.encoding import Decoder, Encoder
 from expbase.checkpoint import best, layout, rank_state, storage
 from expbase.checkpoint.contents import LOOP, OBJECTS, USERS, VALUES, Entry
-from expbase.checkpoint.layout import ARRAYS, STATE_FILE, CheckpointError, check_format
+from expbase.checkpoint.layout import (
+    ARRAYS,
+    STATE_FILE,
+    CheckpointError,
+    NonFiniteError,
+    check_format,
+)
 from expbase.checkpoint.named import find_in_run
 from expbase.checkpoint.rank_state import GatheredState
 from expbase.ranks import collectives
-from expbase.record.meter import NonFiniteError
 from expbase.record.sources import Code
 from expbase.state.parts import ParameterKeys, StatefulObjects, Tensors
 
@@ -79,6 +84,7 @@ class Checkpointer:
         on_written: Called on rank 0 for each one that is on the disk.
         code: The experiment's class and files.
         facts: Returns what is noted for who finds a checkpoint without its run.
+        refuse: Raises for what differs between the ranks, if no bit may depend on their number.
     """
 
     def __init__(
@@ -92,6 +98,7 @@ class Checkpointer:
         on_written: Callable[[Path], object],
         code: Code,
         facts: Callable[[], Mapping[str, Any]],
+        refuse: rank_state.Refusal | None = None,
     ) -> None:
         self.code = code
         self._rank = collectives.rank()
@@ -119,7 +126,8 @@ class Checkpointer:
         self._inventory = inventory
         self._on_written = on_written
         self._facts = facts
-        self._gatherer = rank_state.Gatherer(logger, has_shares=training.shares > 0)
+        self._depends_on_ranks = refuse is None
+        self._gatherer = rank_state.Gatherer(logger, refuse)
 
     def find_own(self, inspected: str | None) -> None:
         """Looks for this run's newest intact checkpoint; damaged ones are moved aside, loudly.
@@ -377,7 +385,7 @@ class Checkpointer:
         contents = self._contents()
         fitting = self._read_fitting(path, contents)
         notes = [*filter(None, [fitting.changed_code])]
-        if fitting.num_ranks != collectives.world_size() and not self._training.shares:
+        if fitting.num_ranks != collectives.world_size() and self._depends_on_ranks:
             notes.append(
                 f"saved by {fitting.num_ranks} processes and continued by "
                 f"{collectives.world_size()}: they draw other numbers, and sum in another order"

@@ -14,11 +14,12 @@ from typing import Any, Protocol
 
 import paddle
 
-from expbase.base.arrays import Array, gradient
+from expbase.base.arrays import Array
+from expbase.base.gradients import dense_gradient, set_gradient, set_zero_gradient
 from expbase.state.parts import StatefulObjects, named_parameters
 
 OBJECTS = "objects"  # the attributes with state: their tensors are files of their own
-SHARES = "shares"  # what each share has
+DIVIDED = "shares"  # of which each rank has a part, by names that no other one has
 VALUES = "values"
 LOOP = "loop"
 USERS = "own"  # what on_save_checkpoint returns
@@ -40,7 +41,7 @@ class Entry(Protocol):
 def in_order(
     *,
     objects: StatefulObjects,
-    shares: Entry,
+    divided: Entry,
     loop: Entry,
     values: Entry,
     data: Entry,
@@ -58,7 +59,7 @@ def in_order(
     position: dict[str, Entry] = {VALUES: values, "data": data}
     return {
         OBJECTS: objects,
-        SHARES: shares,
+        DIVIDED: divided,
         LOOP: loop,
         **(dict(reversed(position.items())) if is_stream else position),
         "gradients": Gradients(named_parameters(objects)),
@@ -83,8 +84,8 @@ class Gradients:
         """
         gradients = {}
         for name, parameter in self._parameters:
-            grad = gradient(parameter)
-            if grad is not None and not grad.is_selected_rows():
+            grad = dense_gradient(parameter)
+            if grad is not None:
                 is_set = Array.of(grad).data.any()
                 if grad.is_dist() and is_set:
                     text = "a gradient with placements cannot be saved; clear it after step()."
@@ -100,16 +101,13 @@ class Gradients:
         """Sets the gradients from tensors; always exact."""
         for name, parameter in self._parameters:
             if name not in state:
-                parameter.clear_gradient(False)
+                set_gradient(parameter, None)
             elif state[name] is None:
-                if gradient(parameter) is None:
-                    parameter.grad = parameter.detach()  # a copy, which is memory for zeros
-                parameter.clear_gradient(True)
+                set_zero_gradient(parameter)
             else:
                 grad = paddle.empty_like(parameter)
                 grad.copy_(state[name], True)
-                # Not copied into: the next backward would overwrite a gradient that was cleared.
-                parameter._set_grad_ivar(grad)
+                set_gradient(parameter, grad)
         return []
 
 

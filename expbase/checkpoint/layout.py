@@ -1,4 +1,4 @@
-"""The names of a checkpoint's files, the number of their format, and the error about them.
+"""The names of a checkpoint's files, the number of their format, and the errors about them.
 
 A leaf: nothing is read or written here, but that directories are listed.
 """
@@ -29,6 +29,16 @@ class CheckpointError(RuntimeError):
 
 class FormatError(CheckpointError):
     """A checkpoint that another version of expbase has written."""
+
+
+class NonFiniteError(FloatingPointError):
+    """A logged training scalar, a parameter or an accumulator is not finite: none is written."""
+
+    def __init__(self, bad: str, newest: str) -> None:
+        super().__init__(
+            f"not finite: {bad}. No checkpoint holds it; the last good one is {newest}. Lower the "
+            "learning rate or clip gradients; with training.nonfinite=warn the run goes on."
+        )
 
 
 def name_of(iteration: int) -> str:

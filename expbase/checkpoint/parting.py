@@ -22,7 +22,7 @@ import numpy as np
 
 from expbase.base.arrays import Array
 from expbase.base.files import checksum_of
-from expbase.ranks import collectives
+from expbase.ranks import alike, collectives
 from expbase.state import optimizers
 from expbase.state.parts import StatefulObjects, named_parameters, parameter_names, parameters_of
 
@@ -77,7 +77,7 @@ class Parting:
 
     def shows(self, samples: Sequence[Sample]) -> bool:
         """Returns whether it is time to look closer: at the first save, or if one differs."""
-        return self._saves == 1 or any(sample != samples[0] for sample in samples)
+        return self._saves == 1 or not alike.are_alike(samples)
 
     def look(self, watched: Arrays, found: StatefulObjects, samples: Sequence[Sample]) -> set[Name]:
         """Compares all that was sampled, and names what differs; a collective.
@@ -88,7 +88,7 @@ class Parting:
         self._tell_rates([sample.rates for sample in samples])
         of_ranks = collectives.all_gather_object(checksums(watched))
         first, here = of_ranks[0], of_ranks[collectives.rank()]
-        unequal = {name for of in of_ranks for name in watched if of.get(name) != first.get(name)}
+        unequal = alike.unlike(of_ranks) & watched.keys()
         if not unequal:
             return set()
         owners = _owners(watched, found)
@@ -110,18 +110,19 @@ class Parting:
             more = f", and so do {len(names) - 1} more" if len(names) > 1 else ""
             text = f"{names[0]} differs between the ranks{more}: {cause} {outcome}"
             self._logger.warning("%s", text)
-        return {name for name in unequal if here.get(name) != first.get(name) and is_kept}
+        return unequal & alike.unlike([first, here]) if is_kept else set()
 
     def _tell_rates(self, of_ranks: Sequence[Mapping[str, str]]) -> None:
-        for name, rate in of_ranks[0].items():
-            for rank, rates in enumerate(of_ranks):
-                if rates.get(name) != rate and name not in self._rates:
-                    self._rates.add(name)
-                    self._logger.warning(
-                        f"{name}: the learning rate is {rate} on rank 0 and {rates.get(name)} on "
-                        f"rank {rank}. It must come from what all ranks have alike: self.average "
-                        "a rank's own number before a schedule's step() or set_lr() is given it."
-                    )
+        first = of_ranks[0]
+        for rank, rates in enumerate(of_ranks):
+            for name in sorted(alike.unlike([first, rates]) - self._rates):
+                self._rates.add(name)
+                self._logger.warning(
+                    f"{name}: the learning rate is {first.get(name)} on rank 0 and "
+                    f"{rates.get(name)} on rank {rank}. It must come from what all ranks have "
+                    "alike: self.average a rank's own number before a schedule's step() or "
+                    "set_lr() is given it."
+                )
 
     def _causes(
         self, unequal: Mapping[Name, str], watched: Arrays, found: StatefulObjects

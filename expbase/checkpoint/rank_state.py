@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,14 +31,16 @@ from expbase.base.arrays import Array, parse, serialize
 from expbase.base.background import SnapshotBuffer
 from expbase.base.files import checksum_of
 from expbase.checkpoint import storage
-from expbase.checkpoint.contents import SHARES
+from expbase.checkpoint.contents import DIVIDED
 from expbase.checkpoint.layout import ARRAYS, FORMAT, OF_RANK, STATE_FILE, SUFFIX, CheckpointError
 from expbase.checkpoint.parting import Arrays, Name, Parting, Sample, checksums
-from expbase.ranks import collectives
+from expbase.ranks import alike, collectives
 from expbase.state.parts import PARAMETERS, StatefulObjects, Tensors, statistics
 
 _CHUNK = 1 << 22  # bytes of one broadcast; four times as many take longer
 
+# Raises for what a rank has otherwise than rank 0: arrays of this one, values of all.
+Refusal = Callable[[Set[Name], list[dict[str, Any]], StatefulObjects], None]
 Outline = dict[Name, tuple[str, tuple[int, ...], int]]  # of each array its type, shape and bytes
 
 
@@ -66,11 +68,16 @@ class GatheredState:
 
 
 class Gatherer:
-    """Brings to rank 0 what a checkpoint holds."""
+    """Brings to rank 0 what a checkpoint holds.
 
-    def __init__(self, logger: logging.Logger, *, has_shares: bool = False) -> None:
+    Args:
+        refuse: Called, if no bit may depend on the number of ranks, with what this rank has
+            otherwise than rank 0, and with the values of which that is so on each rank; raises.
+    """
+
+    def __init__(self, logger: logging.Logger, refuse: Refusal | None = None) -> None:
         self._logger = logger
-        self._has_shares = has_shares  # then only they differ
+        self._refuse = refuse
         self._parting = Parting(logger)
 
     def gather(
@@ -85,15 +92,14 @@ class Gatherer:
         What other ranks send to rank 0 is kept in `memory`.
 
         Raises:
-            RuntimeError: A rank has an accumulator that another one lacks; with shares, too, if
-                anything differs from rank 0's.
+            RuntimeError: A rank has an accumulator that another one lacks, or what is refused.
         """
         here = _flat(tensors)
         of_ranks: list[dict[str, Any]] = [{}]
         if collectives.world_size() > 1:
             here, of_ranks = self._of_all_ranks(here, values, found, memory or SnapshotBuffer())
         in_order = dict(sorted(here.items()))  # whoever had them
-        return GatheredState(_nested(in_order), values, of_ranks, _trained(here, found))
+        return GatheredState(_nested(in_order), values, of_ranks, trained_names(here, found))
 
     def _of_all_ranks(
         self,
@@ -102,23 +108,20 @@ class Gatherer:
         found: StatefulObjects,
         memory: SnapshotBuffer,
     ) -> tuple[Arrays, list[dict[str, Any]]]:
-        """Returns the arrays of all ranks, and the values that each has otherwise than rank 0.
-
-        With shares no byte depends on the number of ranks.
-        """
+        """Returns the arrays of all ranks, and the values that each has otherwise than rank 0."""
         rank = collectives.rank()
         piece_names = found.pieces()
         sharded = found.sharded()
-        shares = {name for name in here if name[0] == ARRAYS and name[1].startswith(f"{SHARES}.")}
+        divided = {name for name in here if name[0] == ARRAYS and name[1].startswith(f"{DIVIDED}.")}
         pieces = {name for name in here if found.owner(*name) in piece_names}
-        sent_once = _first_had(here.keys() - pieces, found) | shares
-        compared = here.keys() - pieces - shares - {n for n in here if n[0] in sharded}
+        sent_once = _first_had(here.keys() - pieces, found) | divided
+        compared = here.keys() - pieces - divided - {n for n in here if n[0] in sharded}
         different, values_here = self._different({n: here[n] for n in compared}, values, found)
         of_ranks = collectives.all_gather_object(values_here)
-        if self._has_shares:
+        if self._refuse is not None:
             for of_rank in of_ranks:
-                values[SHARES] |= of_rank.pop(SHARES)
-            _refuse_different(different, of_ranks, found)
+                values[DIVIDED] |= of_rank.pop(DIVIDED)
+            self._refuse(different, of_ranks, found)
             of_ranks = [{}]
         apart = pieces | different
         of_rank_only = {(f"{OF_RANK}{rank}", "/".join(n)): a for n, a in here.items() if n in apart}
@@ -130,24 +133,25 @@ class Gatherer:
     def _different(
         self, compared: Arrays, values: dict[str, Any], found: StatefulObjects
     ) -> tuple[set[Name], dict[str, Any]]:
-        """Returns what this rank has otherwise than rank 0; with shares nothing may."""
+        """Returns what this rank has otherwise than rank 0."""
         parting = self._parting
         kept, too_large = parting.known(compared.keys(), found)
-        trained = set() if self._has_shares else _trained(compared, found)
+        trained = set() if self._refuse else trained_names(compared, found)
         watched = {name: compared[name] for name in trained - kept - too_large}
         whole = compared.keys() - watched.keys() - too_large
         sums = checksums({name: compared[name] for name in whole})
-        sample = Sample(0, {}) if self._has_shares else parting.sample(watched, found)
+        sample = Sample(0, {}) if self._refuse else parting.sample(watched, found)
         of_zero = None if collectives.rank() else (sums, values)
         of_ranks = collectives.all_gather_object((sample, of_zero))
         assert of_ranks[0][1] is not None
         sums_of_zero, values_of_zero = of_ranks[0][1]
-        different = {name for name in sums if sums_of_zero.get(name) != sums[name]}
+        different = alike.unlike([sums_of_zero, sums]) & sums.keys()
         samples = [of_rank[0] for of_rank in of_ranks]
         if parting.shows(samples):
             different |= parting.look(watched, found, samples)
+        others = {entry: alike.unlike([values_of_zero[entry], values[entry]]) for entry in values}
         return different, {
-            entry: {n: v for n, v in parts.items() if values_of_zero[entry].get(n) != v}
+            entry: {name: value for name, value in parts.items() if name in others[entry]}
             for entry, parts in values.items()
         }
 
@@ -162,50 +166,23 @@ def _send(arrays: Arrays, memory: SnapshotBuffer) -> Arrays:
     return received
 
 
-def _refuse_different(
-    different: Set[Name], values: list[dict[str, Any]], found: StatefulObjects
-) -> None:
-    """Raises a RuntimeError for what depends on the number of ranks; collective."""
-    for rank, of_rank in enumerate(collectives.all_gather_object(sorted(different))):
-        names = [name for entry in values[rank].values() for name in entry]
-        names += [key.partition(".")[2] for file, key in of_rank if file == ARRAYS]
-        frozen = {name for name in of_rank if name[0] != ARRAYS} - _trained(of_rank, found)
-        of_others = [f"{file}.{key}" for file, key in [*sorted(frozen), *of_rank]]
-        what = "a weight or its accumulator"
-        hint = "gradients of what is done within the loop over micro_batches() alone"
-        if frozen:
-            what = "a tensor that is not trained"
-            hint = "it to be a buffer (register_buffer), of which each share has its own"
-        if names:
-            what = "a value"
-            hint = "the same on all, or register_stateful of it with by_share=True"
-        if names or of_others:
-            raise RuntimeError(
-                f"self.{(names or of_others)[0]}: {what} that is another one on rank {rank} than "
-                f"on rank 0, and would depend on their number; with training.shares expected "
-                f"{hint}, or exclude_from_state, if training does not depend on it."
-            )
-
-
 def _first_had(names: Set[Name], found: StatefulObjects) -> set[Name]:
     """Returns the accumulators of sharded optimizers that no rank before this one has."""
-    of_ranks = collectives.all_gather_object(
-        {name for name in names if name[0] in found.optimizers}
-    )
+    here = dict.fromkeys(name for name in names if name[0] in found.optimizers)
+    of_ranks = collectives.all_gather_object(here)
     sharded = found.sharded()
-    for of_rank in of_ranks:
-        for file, key in sorted(of_rank ^ of_ranks[0]):
-            if file not in sharded:
-                raise RuntimeError(
-                    f"self.{file}: {key!r} is on some of the ranks alone, and would be lost; "
-                    "expected the same parameters to be updated on all ranks, or an optimizer of "
-                    "paddle.distributed.fleet that divides them."
-                )
+    for file, key in sorted(alike.unlike(of_ranks)):
+        if file not in sharded:
+            raise RuntimeError(
+                f"self.{file}: {key!r} is on some of the ranks alone, and would be lost; expected "
+                "the same parameters to be updated on all ranks, or an optimizer of "
+                "paddle.distributed.fleet that divides them."
+            )
     earlier = of_ranks[: collectives.rank()]
     return {name for name in names if name[0] in sharded}.difference(*earlier)
 
 
-def _trained(names: Iterable[Name], found: StatefulObjects) -> set[Name]:
+def trained_names(names: Iterable[Name], found: StatefulObjects) -> set[Name]:
     """Returns the names of what is trained, and of its accumulators; no running statistics, which a
     loop that unfreezes all parameters reaches, too.
     """
@@ -298,7 +275,7 @@ def as_on_rank_zero(tensors: Tensors) -> Tensors:
     here = _flat(tensors)
     checksum = checksum_of(array.data for array in here.values())
     of_ranks = collectives.all_gather_object((_outline(here), checksum))
-    if all(of_rank == of_ranks[0] for of_rank in of_ranks):
+    if alike.are_alike(of_ranks):
         return tensors
     outline = of_ranks[0][0]
     arrays = _room(outline, SnapshotBuffer()) if collectives.rank() else here

@@ -24,6 +24,7 @@ from paddle.io.dataloader.dataloader_iter import _DataLoaderIterBase
 
 from expbase.base import rng
 from expbase.base.encoding import checksum
+from expbase.base.objects import state_setter
 from expbase.data.order import (
     BatchOrder,
     IndexBatch,
@@ -35,8 +36,8 @@ from expbase.data.order import (
     unmoved,
 )
 from expbase.data.workers import Fetcher, Items, batched_stream, streamed_by_workers, with_last
+from expbase.ranks import alike
 from expbase.ranks.collectives import all_gather_object, barrier, max_over_ranks
-from expbase.state.classes import state_setter
 
 _NOTHING = object()  # stands for a batch when there is none
 
@@ -51,7 +52,8 @@ class Shard:
     rank: int = 0
     world_size: int = 1
     batches: int = 1  # of this rank in a round
-    has_shares: bool = False  # a round is an update, and no bit depends on the number of ranks
+    one_order: bool = False  # a round is an update, and no bit depends on the number of ranks
+    dealt_to: str = "rank"  # what gets a batch of a round, in words
 
     @property
     def round(self) -> int:
@@ -78,15 +80,15 @@ class Batches:
     def __init__(
         self,
         items: Items,
+        adapter: LoaderAdapter,
         position: int = 0,
         *,
         ended: bool = False,
-        of: LoaderAdapter | None = None,
         keeps_indices: bool = False,
     ) -> None:
         self.ended = ended  # whether the last batch was returned
         self.taken = IndexBatch(position, end=position)  # the batch returned last
-        self.of = of
+        self.adapter = adapter
         self.count = 0  # batches returned
         self.has_none = False  # whether the loop came to its end without a batch
         # The indices of all samples returned, if they are to be compared between the ranks.
@@ -133,7 +135,7 @@ class LoaderAdapter:
     num_samples: int | None = None  # in the data set; None: unknown
     num_read: int | None = None  # of them by all ranks in an epoch; None: unknown
     filled: int = 0  # batches read twice in an epoch, so that its last round has one for each rank
-    sharding: str = ""  # who gives each rank its share, in words; empty: nobody, on one rank
+    sharding: str = ""  # who gives each rank its part, in words; empty: nobody, on one rank
     kind = ""  # of the order of the samples, in words
     is_used_up = False  # `once` gave no batch, and gave some before
     has_one_order = True  # of all ranks, so that a position says which samples were before it
@@ -162,7 +164,7 @@ class LoaderAdapter:
         raise self.not_set()
 
     def once(self, purpose: int, number: int) -> Batches:
-        """Returns this rank's share of one run over the data that does not train.
+        """Returns this rank's part of one run over the data that does not train.
 
         It does not move the data position. Its random numbers depend on the purpose, VALID or
         PREDICT of rng, and on the number.
@@ -218,14 +220,14 @@ class LoaderAdapter:
     def compare_ranks(self, batch: Any) -> None:
         """Raises a ValueError if a batch or a sample is not the same on all ranks; a collective."""
         barrier(f"the first batch of {self.name}")
-        if len({*all_gather_object(checksum(batch))}) > 1:
+        if not alike.are_alike(all_gather_object(checksum(batch))):
             raise self.dealt_by_rank()
 
     def dealt_by_rank(self) -> ValueError:
-        """Returns the error to raise when the ranks have other batches, and shares are wanted."""
+        """Returns the error to raise when the ranks have other batches, and one order is wanted."""
         return ValueError(
-            f"{self.name}: has other data on rank 0 than on another one; with training.shares "
-            "expected the same on all: they are dealt out over the shares. Look for self.rank."
+            f"{self.name}: has other data on rank 0 than on another one; expected the same on all, "
+            f"to be dealt out over the {self.shard.dealt_to}s of an update. Look for self.rank."
         )
 
     def no_batch(self) -> ValueError:
@@ -328,7 +330,7 @@ class MapStyleLoader(LoaderAdapter):
     def __init__(self, loader: DataLoader, name: str, shard: Shard) -> None:
         super().__init__(loader, name, shard)
         sampler = loader.batch_sampler
-        if shard.has_shares and is_distributed(sampler):
+        if shard.one_order and is_distributed(sampler):
             sampler = undistributed(sampler, shuffle=sampler.shuffle)
         self._order = BatchOrder(loader, sampler, shard.seed)
         self._fetcher = Fetcher(loader, name)
@@ -348,19 +350,18 @@ class MapStyleLoader(LoaderAdapter):
         if self.kind == "own":
             self._compare_ranks()
         if not self.has_one_order:
-            if shard.has_shares:
+            if shard.one_order:
                 raise self.dealt_by_rank()
             self.sharding = "sharded by its sampler"
             return
-        if shard.has_shares and shard.world_size > 1:
+        if shard.one_order and shard.world_size > 1:
             first = [] if self._order.is_read_once else self._order.ask(1)
             rng.seed_cpu(shard.seed)
             indices = [index for batch in first for index in batch.indices][:1]
             with undrawn(self.loader.dataset):
                 samples = [self.loader.dataset[index] for index in indices]
             self.compare_ranks(samples)
-        whom = "shares" if shard.has_shares else "ranks"
-        self.sharding = f"dealt out over {shard.round} {whom}"
+        self.sharding = f"dealt out over {shard.round} {shard.dealt_to}s"
         if self.batches_per_epoch is not None:
             self.filled = -self.batches_per_epoch % shard.round
             self.batches_per_epoch = -(-self.batches_per_epoch // shard.round) * shard.batches
@@ -369,8 +370,8 @@ class MapStyleLoader(LoaderAdapter):
         """Finds out whether the sampler draws the same order on all ranks. A collective."""
         head = self._order.head()
         barrier(f"the sampler of {self.name}")  # not all may come, or late
-        checksums = {checksum for checksum, _ in all_gather_object(head)}
-        self.has_one_order = len(checksums) == 1 or None in checksums
+        checksums = [checksum for checksum, _ in all_gather_object(head)]
+        self.has_one_order = None in checksums or alike.are_alike(checksums)
         self.batches_per_epoch = head[1] or self.batches_per_epoch
 
     def open(self, epoch: int, position: int = 0) -> Batches:
@@ -385,7 +386,7 @@ class MapStyleLoader(LoaderAdapter):
             raise self.no_batch()
         base = rng.derive(self.shard.seed, rng.SAMPLE, epoch)
         items = self._fetcher.fetch(itertools.chain(head, mine), base)
-        return Batches(items, position, ended=not head)
+        return Batches(items, self, position, ended=not head)
 
     def _placed(self, batches: Iterable[IndexBatch]) -> Iterator[IndexBatch]:
         """Yields the batches of a sampler that shards, with positions in the epoch of all ranks.
@@ -439,7 +440,7 @@ class MapStyleLoader(LoaderAdapter):
         if not head and self.shard.world_size == 1:
             raise self.no_batch()
         items = self._fetcher.fetch(itertools.chain(head, batches), seed)
-        return Batches(items, of=self, keeps_indices=not has_one_order)
+        return Batches(items, self, keeps_indices=not has_one_order)
 
     def _once_order(self) -> BatchOrder:
         sampler = self._order.sampler
@@ -486,10 +487,10 @@ class IterableLoader(LoaderAdapter):
     """A loader that is taken as it comes: an IterableDataset, a generator, one with its own way.
 
     What it draws for a batch depends on (seed, epoch, rank, number of the batch), and sharding is
-    the user's. With several ranks the epoch ends for all when the first has no more. With shares
-    each rank reads all batches, the same, and throws away those of other ranks. A position is
-    reached by reading and throwing away, unless the loader has a state of its own; it counts
-    batches if their size is unknown.
+    the user's. With several ranks the epoch ends for all when the first has no more. If they must
+    have one order each reads all batches, the same, and throws away those of other ranks. A
+    position is reached by reading and throwing away, unless the loader has a state of its own; it
+    counts batches if their size is unknown.
     """
 
     def __init__(self, loader: Any, name: str, shard: Shard) -> None:
@@ -503,25 +504,25 @@ class IterableLoader(LoaderAdapter):
         self._state: dict[str, Any] = {}  # of a stateful loader, after the batch returned last
         if self.is_empty():
             self.batches_per_epoch = 0
-        elif self._is_list and (shard.has_shares or shard.world_size == 1):
+        elif self._is_list and (shard.one_order or shard.world_size == 1):
             self.batches_per_epoch = len(loader) // shard.round * shard.batches
         self._batches_here = _is_paddles(loader) and not loader.num_workers
         workers = getattr(loader, "num_workers", 0)
         self.kind = f"a stream of {workers} workers" if workers else "a stream"
         # With workers it cannot be cut within a batch.
-        self.has_one_order = shard.has_shares or (shard.world_size == 1 and self._batches_here)
+        self.has_one_order = shard.one_order or (shard.world_size == 1 and self._batches_here)
 
     def open(self, epoch: int, position: int = 0) -> Batches:
         shard = self.shard
-        # A stream of this rank alone, or with shares the same one on all.
-        rank, ranks = (0, 1) if shard.has_shares else (shard.rank, shard.world_size)
+        # A stream of this rank alone, or the same one on all.
+        rank, ranks = (0, 1) if shard.one_order else (shard.rank, shard.world_size)
         number, cut = divmod(position // ranks, self.batch_size or 1)
         seed = rng.derive(shard.seed, rng.STREAM, epoch, rank)
         if self._state:  # it is at the place already
             ahead = self._source(seed, number)
         else:
             ahead = itertools.islice(self._source(seed, 0, cut), number, None)
-        if shard.has_shares:
+        if shard.one_order:
             ahead = self._dealt(ahead)
         elif ranks > 1:  # one collective per batch
             to_end = itertools.chain(ahead, [_NOTHING])
@@ -530,7 +531,7 @@ class IterableLoader(LoaderAdapter):
         looks = position > 0 and self._stateful is None
         head = list(itertools.islice(ahead, 1)) if looks else []
         items = self._read(itertools.chain(head, ahead), position)
-        return Batches(items, position, ended=looks and not head)
+        return Batches(items, self, position, ended=looks and not head)
 
     def _dealt(self, ahead: Iterator[Any]) -> Iterator[Any]:
         """Yields this rank's batches of each whole round."""
@@ -571,7 +572,7 @@ class IterableLoader(LoaderAdapter):
 
     def once(self, purpose: int, number: int) -> Batches:
         seed = rng.derive(self.shard.seed, purpose, number, self.shard.rank)
-        return Batches(self._read_once(self._source(seed)), of=self)
+        return Batches(self._read_once(self._source(seed)), self)
 
     def _read_once(self, source: Iterator[Any]) -> Items:
         with unmoved(self._stateful):
@@ -593,7 +594,7 @@ class IterableLoader(LoaderAdapter):
         loader = self.loader
         kind = type(getattr(loader, "dataset", loader)).__name__
         if self._is_list:
-            needed = f", and an update takes {self.shard.round}" * self.shard.has_shares
+            needed = f", and an update takes {self.shard.round}" * self.shard.one_order
             return f"It is a {kind} of {len(loader)} batches{needed}."
         text = f"It is a {kind}"
         if isinstance(loader, DataLoader):

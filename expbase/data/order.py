@@ -26,10 +26,9 @@ from paddle.io import (
 )
 
 from expbase.base import rng
-from expbase.base.encoding import attributes_of
 from expbase.base.generators import GENERATORS, generator_state, set_generator_state
+from expbase.base.objects import attributes_of, has_attributes, state_setter
 from expbase.base.processes import forking
-from expbase.state.classes import has_attributes, state_setter
 from expbase.state.nodes import Node, WholeNode
 from expbase.state.rollback import Rollback
 

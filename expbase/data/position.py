@@ -29,7 +29,7 @@ class DataPosition:
     def __init__(self) -> None:
         self.adapter = LoaderAdapter(None, "self.train_loader", Shard(seed=0))
         self.epoch = 0  # the one that was opened last; 0: none was
-        self.batches = Batches(_nothing())  # of this epoch
+        self.batches = Batches(_nothing(), self.adapter)  # of this epoch
         self.batch_in_epoch = 0  # batches that this rank has read in it
         self.resumed_within_epoch = False  # `load_state_dict` opened it; no batch was read since
         self._iteration = 0  # the iteration for which the last batch was read
@@ -46,7 +46,7 @@ class DataPosition:
         """
         self.adapter = adapter
         self.leaves_epochs = leaves_epochs
-        self.batches = Batches(_nothing(), ended=True)
+        self.batches = Batches(_nothing(), adapter, ended=True)
 
     def check(self, loader: Any, training: Mapping[str, Any]) -> None:
         """Checks at the end of setup that the data fits the config.
@@ -124,7 +124,7 @@ class DataPosition:
                 "promised."
             ) from None
 
-    def share(self, count: int) -> tuple[int, int]:
+    def part_of_update(self, count: int) -> tuple[int, int]:
         """Tells which part of its update the batch read last is, if each rank has `count` of them.
 
         Returns:
@@ -195,7 +195,7 @@ class DataPosition:
         if state["ended"] or not self._has_order_of(state):
             # Nothing is opened: the next thing to come is a new epoch.
             self.batches.close()
-            self.batches = Batches(_nothing(), state["position"], ended=True)
+            self.batches = Batches(_nothing(), adapter, state["position"], ended=True)
             self.epoch = state["epoch"]
             self._batch_size = there[2]
             self.resumed_within_epoch = False

@@ -34,8 +34,8 @@ def what_was_read(loops: Sequence[Batches], *, with_indices: bool = False) -> li
     """
     reads = []
     for loop in loops:
-        is_used_up = loop.has_none and loop.of is not None and loop.of.is_used_up
-        used_up = str(loop.of.no_batch()) if is_used_up and loop.of else ""
+        is_used_up = loop.has_none and loop.adapter.is_used_up
+        used_up = str(loop.adapter.no_batch()) if is_used_up else ""
         indices = _as_array(loop.kept) if with_indices and loop.kept else None
         reads.append(Read(loop.has_none, used_up, indices))
     return reads
@@ -54,8 +54,8 @@ def check_read(loops: Sequence[Batches], of_ranks: Sequence[Sequence[Read]]) -> 
     for loop, reads in zip(loops, zip(*of_ranks, strict=False), strict=False):
         if used_up := next(filter(None, (read.used_up for read in reads)), ""):
             raise ValueError(used_up)
-        if loop.of is not None and all(read.has_none for read in reads):
-            raise loop.of.no_batch()
+        if all(read.has_none for read in reads):
+            raise loop.adapter.no_batch()
 
 
 def counted_twice(loops: Sequence[Batches], of_ranks: Sequence[Sequence[Read]]) -> dict[str, str]:
@@ -74,8 +74,8 @@ def counted_twice(loops: Sequence[Batches], of_ranks: Sequence[Sequence[Read]]) 
         count = sum(map(len, arrays))
         ordered = np.sort(np.concatenate(arrays)) if arrays else np.empty(0)  # unique takes seconds
         again = int((ordered[1:] == ordered[:-1]).sum())
-        if again and loop.of is not None:
-            found[loop.of.name] = (
+        if again:
+            found[loop.adapter.name] = (
                 f"{again} of {count} samples were counted twice: its sampler gives them to the "
                 "ranks more than once, to fill the last batches, say; expected each once. A "
                 "sampler that does not look at the rank is dealt out, each sample once."

@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 import paddle
 
 from expbase.base import rng
-from expbase.base.arrays import gradient, in_words
+from expbase.base.arrays import in_words
+from expbase.base.gradients import copies_of, set_gradient
 from expbase.config import ConfigError
 from expbase.data.loaders import Batches, LoaderAdapter, Shard, adapt_loader
 from expbase.data.read import Read, check_read, counted_twice, what_was_read
@@ -42,6 +43,7 @@ class Evaluation:
         stopwatch: Counts the time of training without these phases.
         fire: Calls an event.
         meter: What `log` adds to in training.
+        has_all: Whether each rank has all of the data, and not a part of it.
     """
 
     def __init__(
@@ -51,6 +53,8 @@ class Evaluation:
         stopwatch: Stopwatch,
         fire: Callable[..., Any],
         meter: Meter,
+        *,
+        has_all: bool,
     ) -> None:
         training = start.training
         self.phase = "train"
@@ -67,8 +71,7 @@ class Evaluation:
         self._start = start
         # By the id of their loader: persistent workers serve every loop over it.
         self._adapters: dict[int, LoaderAdapter] = {}
-        # With shares each rank has all of the data: sums over parts of it would depend on them.
-        self._has_all: bool = training.shares > 0
+        self._has_all = has_all  # where sums over parts would depend on the number of ranks
         ranks = (0, 1) if self._has_all else (collectives.rank(), collectives.world_size())
         self._shard = Shard(training.seed, *ranks)
         self._running: list[Batches] = []  # loops that may have been left early
@@ -199,7 +202,7 @@ class Evaluation:
     def _means_on_ranks(self, taken: Sequence[Taken]) -> list[dict[str, float]]:
         """Returns the means of what was logged, for each rank: over all ranks, the same on each.
 
-        With shares each rank has all samples, so its own means are those over all.
+        If each rank has all samples its own means are those over all.
         """
         if self._has_all:
             return [means_over([of_rank]) for of_rank in taken]
@@ -221,7 +224,7 @@ class Evaluation:
         sublayers = [part for layer in roots for part in layer.sublayers(include_self=True)]
         modes = [layer.training for layer in sublayers]
         of_layers = [p for layer in roots for p in layer.parameters()]
-        gradients = _copied_gradients([*found.parameters.values(), *of_layers])
+        gradients = copies_of([*found.parameters.values(), *of_layers])
         before = Rollback(self._state.moved_by_forwards(roots))
         try:
             with self._stopwatch.exclude(), paddle.no_grad():
@@ -231,7 +234,8 @@ class Evaluation:
         finally:
             for layer, mode in zip(sublayers, modes, strict=True):
                 layer.training = mode
-            _set_gradients(gradients)
+            for parameter, kept in gradients:  # those of a saliency map, say, would be added up
+                set_gradient(parameter, kept)
             before.restore()
             self.let_go(kept=self._state.everything.values())
 
@@ -258,22 +262,19 @@ class Evaluation:
         """Begins a loop over this rank's part of a loader's batches, at once."""
         loader = self.evaluated_loader if loader is None else loader
         purpose = _PURPOSES.get(self.phase, rng.VALID)
-        adapter = self.adapter(loader)
-        loop = adapter.once(purpose, iteration)
+        loop = self.adapter(loader).once(purpose, iteration)
         self._loops_begun += 1
         self._running.append(loop)
-        return self._watched(adapter, loop, purpose, iteration)
+        return self._watched(loop, purpose, iteration)
 
-    def _watched(
-        self, adapter: LoaderAdapter, loop: Batches, purpose: int, iteration: int
-    ) -> Iterator[Any]:
+    def _watched(self, loop: Batches, purpose: int, iteration: int) -> Iterator[Any]:
         try:
             for batch in loop:
                 self.batches_read += 1
                 rng.seed_for(self._training.seed, purpose, iteration, loop.taken[0], 1)
                 if self.exit is not None:
                     self.exit.before_batch()
-                num_samples = self._samples_in(batch, adapter, loop)
+                num_samples = self._samples_in(batch, loop)
                 self._reading.enter(loop, num_samples)
                 self._reading.num_samples += num_samples
                 yield batch
@@ -283,7 +284,8 @@ class Evaluation:
         finally:  # at once after a `break`, too: nobody has this generator then
             self._reading.leave(loop)
 
-    def _samples_in(self, batch: Any, adapter: LoaderAdapter, loop: Batches) -> int:
+    def _samples_in(self, batch: Any, loop: Batches) -> int:
+        adapter = loop.adapter
         num_samples = adapter.samples_in(batch, loop.taken.indices)
         if num_samples is not None:
             return num_samples
@@ -294,7 +296,7 @@ class Evaluation:
     @property
     def evaluated_loader(self) -> Any:
         """What valid_batches() reads by default."""
-        return self._state.value_at("valid_loader") if self.loader is None else self.loader
+        return self._state.spot("valid_loader").value if self.loader is None else self.loader
 
     @property
     def indices(self) -> list[Any] | None:
@@ -354,28 +356,6 @@ class Evaluation:
         collectives.need_all_ranks(name)
         if self.phase != "train":
             collectives.barrier(name)
-
-
-def _copied_gradients(parameters: Iterable[Any]) -> list[tuple[Any, Any]]:
-    """Returns each parameter with a copy of its gradient, None if it has none; no sparse ones."""
-    copied = []
-    for parameter in {id(p): p for p in parameters}.values():
-        grad = gradient(parameter)
-        if grad is None:
-            copied.append((parameter, None))
-        elif not grad.is_selected_rows():  # which cannot be copied
-            copied.append((parameter, grad.clone()))
-    return copied
-
-
-def _set_gradients(copied: Iterable[tuple[Any, Any]]) -> None:
-    """Sets what was copied: of a saliency map, say, gradients are left, and would be added up."""
-    for parameter, kept in copied:
-        if gradient(parameter) is not None:
-            parameter.clear_gradient(False)
-        if kept is not None:
-            # Not set or copied to: after clear_gradient the next backward would overwrite it.
-            parameter._set_grad_ivar(kept)
 
 
 def numbers_of_valid(results: Any) -> dict[str, float]:

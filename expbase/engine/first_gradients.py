@@ -20,7 +20,7 @@ from typing import Any
 
 import paddle
 
-from expbase.base.arrays import gradient
+from expbase.base.gradients import dense_gradient
 from expbase.engine.first_updates import Trace, is_other, sample, some_parameters
 
 _UPDATES = 10  # that are looked at, at most: a gradient that was cleared once is watched no more
@@ -68,7 +68,7 @@ class FirstGradients:
         return hook
 
     def note_put_aside(self) -> None:
-        """Notes what gradients there are: with shares they are put aside, and added at the end."""
+        """Notes what gradients there are, before they are put aside, to be added at the end."""
         for watched in self._watched:
             watched.note_put_aside()
 
@@ -143,8 +143,8 @@ class _Watched:
         self._is_uncleared = self._is_put_aside = False
 
     def _gradient(self) -> Any:
-        grad = gradient(self._parameter)
-        return None if grad is None or grad.is_selected_rows() else sample(grad)
+        grad = dense_gradient(self._parameter)
+        return None if grad is None else sample(grad)
 
 
 def _undivided(divisor: int) -> str:

@@ -21,6 +21,7 @@ from typing import Any
 from expbase.base import rng
 from expbase.base.encoding import checksum
 from expbase.checkpoint.checkpointer import Checkpointer
+from expbase.checkpoint.layout import NonFiniteError
 from expbase.data.position import DataPosition
 from expbase.engine.due import (
     END_EPOCH,
@@ -40,7 +41,7 @@ from expbase.engine.stop import StopReason, StopRequests, ValidationExit, Valida
 from expbase.engine.update import Update
 from expbase.events import Subscribers
 from expbase.ranks import collectives
-from expbase.record.meter import NonFiniteError, means_over
+from expbase.record.meter import means_over
 from expbase.record.speed import Stopwatch
 from expbase.state.attributes import UserState
 from expbase.state.checks import left_out, steps_by_itself
@@ -337,9 +338,9 @@ class Loop:
                 )
 
     def _seed(self, purpose: int, *numbers: int) -> None:
-        """Seeds what is drawn outside of shares: on each rank, or with shares on all, alike."""
+        """Seeds what is drawn outside of micro-batches: on each rank, or on all alike."""
         # As an item: an attribute of a config takes ten times as long.
-        rng.seed_for(self._training["seed"], purpose, *numbers, self._start.seed_rank)
+        rng.seed_for(self._training["seed"], purpose, *numbers, self._update.seed_rank)
 
     # --- data ----------------------------------------------------------------------------
 
@@ -358,8 +359,8 @@ class Loop:
         fire("on_fetch_data_end")
         if not self._stopwatch.batches:
             self._note("data", iteration=self.iteration, first_batch=checksum(batch))
-        share = data.share(self._update.batches)
-        rng.seed_for(self._training["seed"], rng.TRAIN, self.iteration, *share)
+        part = data.part_of_update(self._update.batches)
+        rng.seed_for(self._training["seed"], rng.TRAIN, self.iteration, *part)
         fire("on_train_batch_begin", batch, data.batches.indices)
         self._stopwatch.note_batch(began)
         return batch
@@ -385,7 +386,7 @@ class Loop:
         need_super("new_epoch", is_done=not is_lacking)
 
     def _end_epoch(self) -> None:
-        rng.seed_for(self._training.seed, rng.EPOCH, self.epoch, self._start.seed_rank, 1)
+        rng.seed_for(self._training.seed, rng.EPOCH, self.epoch, self._update.seed_rank, 1)
         self._events.fire("on_train_epoch_end")
 
     # --- validation ----------------------------------------------------------------------

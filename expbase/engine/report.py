@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+from expbase.base.device import peak_memory
 from expbase.base.streams import say
 from expbase.checkpoint.checkpointer import Checkpointer
 from expbase.config import differences
@@ -24,7 +25,6 @@ from expbase.engine import due
 from expbase.engine.start import Start
 from expbase.engine.stop import StopReason
 from expbase.ranks import collectives
-from expbase.ranks.device import peak_memory
 from expbase.record import card
 from expbase.record.metrics import MetricLog, words
 from expbase.record.progress_bar import is_terminal, progress_bar
@@ -40,6 +40,7 @@ class Report:
         metrics: Where the lines go.
         data: The training data; it knows the size of a batch.
         checkpointer: It knows the newest and the best checkpoint.
+        log_is_of_all: Whether a line of training has what all ranks have logged, and not rank 0.
     """
 
     def __init__(
@@ -49,6 +50,8 @@ class Report:
         stopwatch: Stopwatch,
         data: DataPosition,
         checkpointer: Checkpointer,
+        *,
+        log_is_of_all: bool,
     ) -> None:
         self.metrics = metrics
         self._start = start
@@ -57,6 +60,7 @@ class Report:
         self._stopwatch = stopwatch
         self._data = data
         self._checkpointer = checkpointer
+        self._log_is_of_all = log_is_of_all
         self._last: Mapping[str, float] = {}  # what the last line of training said
         self._show: Callable[..., None] | None = None  # draws the progress bar, if there is one
         self._moved_at = 0.0  # when it was drawn
@@ -64,8 +68,8 @@ class Report:
     # --- while training ------------------------------------------------------------------
 
     def leave_log_to_zero(self) -> None:
-        """Forgets, after a checkpoint or a resume with shares, what rank 0 has of all ranks."""
-        if self._config.training.shares and collectives.rank():
+        """Forgets, after a checkpoint or a resume, what rank 0 has of all ranks."""
+        if self._log_is_of_all and collectives.rank():
             self.metrics.meter.clear()
 
     def line(
@@ -105,7 +109,7 @@ class Report:
         It is a collective unless this rank is alone, after a failure.
         """
         if not is_alone:
-            self.nonfinite()  # with shares rank 0 gets what all have logged
+            self.nonfinite()  # rank 0 may get what all have logged
         means = self.metrics.meter.means()
         if means and self._config.training.log_interval:
             self.metrics.write(iteration, epoch, {f"train/{n}": mean for n, mean in means.items()})
@@ -134,9 +138,9 @@ class Report:
             self._logger.info("%s", text)
 
     def nonfinite(self) -> str:
-        """Returns the logged numbers that are not finite; with shares a rank gets all ranks'."""
+        """Returns the logged numbers that are not finite; a line may be of all ranks."""
         meter = self.metrics.meter
-        if self._config.training.shares:
+        if self._log_is_of_all:
             collectives.barrier("what was logged")
             meter.take_all(collectives.all_gather_object(meter.state_dict()))
         return meter.nonfinite()

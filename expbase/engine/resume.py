@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from expbase.base.json_lines import json_value
 from expbase.base.streams import show
 from expbase.checkpoint import layout
 from expbase.checkpoint.checkpointer import VALIDATIONS_BYTES
@@ -18,7 +19,6 @@ from expbase.engine.run import Run
 from expbase.ranks import alike, collectives
 from expbase.record import provenance
 from expbase.record.ledger import LEDGER
-from expbase.record.metrics import json_value
 
 
 def find_own(run: Run) -> None:

@@ -19,11 +19,13 @@ import os
 import sys
 import threading
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from expbase.base import rng
 from expbase.base.exit_codes import exit_code_of, refuse_early_success
+from expbase.base.json_lines import JsonLines
 from expbase.base.processes import hears_signals
 from expbase.base.streams import lasting
 from expbase.checkpoint import layout
@@ -54,20 +56,23 @@ from expbase.engine.life import Life, Step
 from expbase.engine.loop import Loop
 from expbase.engine.report import Report
 from expbase.engine.run_dir import RunDirectory
-from expbase.engine.shares import check_shares, check_whole
+from expbase.engine.shares.checks import check_shares, refuse_different
+from expbase.engine.shares.division import SharesOnRanks
+from expbase.engine.shares.states import ShareStates
 from expbase.engine.start import Start, need_super
 from expbase.engine.stop import StopRequests
-from expbase.engine.update import Update
+from expbase.engine.update import Accumulation, Division, Update
 from expbase.events import Subscribers
 from expbase.ranks import alike, collectives, hang
 from expbase.ranks.device import set_device
 from expbase.record import git, logs, provenance, sources
 from expbase.record.ledger import LEDGER, Ledger, flat
-from expbase.record.metrics import METRICS, MetricLog, MetricsFile
+from expbase.record.metrics import METRICS, MetricLog
 from expbase.record.speed import Stopwatch
 from expbase.record.visualizer import check_visualizer
 from expbase.state.attributes import UserState
 from expbase.state.checks import check_state, not_synchronized
+from expbase.state.parts import named_parameters
 
 _SAVE_SECONDS = 60.0  # for the last checkpoint of a process that is ended
 
@@ -94,17 +99,24 @@ class Run:
         self.state = UserState(experiment, start.warn, start.logger.info)
         self.stopwatch = Stopwatch()
         self.data = DataPosition()
+        # What an update is made of.
+        self.share_states = ShareStates(training, self.state)
+        self.division = self._make_division()
         # What is on the disk. Nothing is opened before its first piece is written.
         self.directory = RunDirectory(folder)
         self.checkpointer = self._make_checkpointer()
-        file = MetricsFile(folder / METRICS if start.writes else None)
+        file = JsonLines(folder / METRICS if start.writes else None)
         metrics = MetricLog(start.logger, file, lambda: experiment.visualizer)
-        self.report = Report(start, metrics, self.stopwatch, self.data, self.checkpointer)
+        known = self.stopwatch, self.data, self.checkpointer
+        repeats = self.division.ranks_repeat
+        self.report = Report(start, metrics, *known, log_is_of_all=repeats)
         # What trains.
         self.stop = self._make_stop_requests()
-        self.update = Update(training, self.state, self.stopwatch, self.events.fire)
         fire = self.events.fire
-        self.evaluation = Evaluation(start, self.state, self.stopwatch, fire, metrics.meter)
+        self.update = Update(self.division, self.state, self.stopwatch, fire)
+        self.evaluation = Evaluation(
+            start, self.state, self.stopwatch, fire, metrics.meter, has_all=repeats
+        )
         self.loop = Loop(
             experiment,
             start,
@@ -133,6 +145,13 @@ class Run:
             loop=self.loop,
         )
 
+    def _make_division(self) -> Division:
+        training = self.start.training
+        if not training.shares:
+            return Accumulation(training, self.state)
+        found = self.state.found
+        return SharesOnRanks(training, self.share_states, lambda: named_parameters(found()))
+
     def _make_checkpointer(self) -> Checkpointer:
         start = self.start
 
@@ -149,13 +168,14 @@ class Run:
             on_written=on_checkpoint_written,
             code=sources.Code.of(type(self.experiment)),
             facts=lambda: {"config": flat(start.config), "versions": provenance.versions()},
+            refuse=refuse_different if self.division.ranks_repeat else None,
         )
 
     def _contents(self) -> dict[str, Entry]:
         """Returns what a checkpoint holds, in the order of restoring."""
         return in_order(
             objects=self.state.saved(anew=True),
-            shares=self.update.shares,
+            divided=self.share_states,
             loop=self.loop,
             values=self.state.values,
             data=self.data,
@@ -337,11 +357,11 @@ class Run:
         """Takes the loaders that setup_dataloader has set; the ranks compare their samplers."""
         experiment = self.experiment
         start = self.start
-        update = self.update
         if experiment.train_loader is not None:
-            in_round = update.batches if update.has_shares else 1
-            ranks = start.rank, start.world_size
-            shard = Shard(start.training.seed, *ranks, in_round, update.has_shares)
+            shard = Shard(start.training.seed, start.rank, start.world_size)
+            if self.division.ranks_repeat:
+                batches = self.division.batches
+                shard = replace(shard, batches=batches, one_order=True, dealt_to="share")
             check_begins_anew(experiment.train_loader, "self.train_loader")
             adapter = adapt_loader(experiment.train_loader, "self.train_loader", shard)
             self.data.attach(adapter, leaves_epochs=start.options.force)
@@ -381,8 +401,7 @@ class Run:
         self.data.check(experiment.train_loader, start.training)
         self._check_evaluated()
         check_state(found, self.state.everything.values())
-        if self.update.has_shares:
-            check_whole(found)
+        self.division.check(found)
         facts = {f"config.{key}": repr(value) for key, value in flatten(start.config).items()}
         facts["self.train_loader"] = f"{self.data.adapter.batches_per_epoch} batches"
         facts["self.valid_loader"] = f"{num_samples(experiment.valid_loader)} samples"
@@ -392,7 +411,7 @@ class Run:
         self.checkpointer.expect(found)
         self.report.card(experiment, found.layers, self.update.batches)
         if not start.read_only:
-            is_divided = start.parallel and not self.update.has_shares
+            is_divided = start.parallel and self.division.sums_in_backward
             alone = not_synchronized(self.state.found(), found) if is_divided else ()
             mistakes = likely_mistakes(start.training, self.data.adapter.loader)
             kind = type(experiment)
@@ -457,7 +476,7 @@ class Run:
     def _begin_training(self) -> None:
         self.life = Life.TRAINING
         self.loop.note_begin()
-        rng.seed_for(self.start.training.seed, rng.SETUP, 1, self.start.seed_rank)
+        rng.seed_for(self.start.training.seed, rng.SETUP, 1, self.update.seed_rank)
         self.events.fire("on_train_begin")
 
     def _end_training(self) -> None:

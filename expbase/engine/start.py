@@ -145,11 +145,6 @@ class Start:
         """Whether this process writes the files that a run has once."""
         return self.rank == 0 and not self.read_only
 
-    @property
-    def seed_rank(self) -> int:
-        """The rank that seeds what is drawn outside of shares: with these all draw the same."""
-        return 0 if self.training.shares else self.rank
-
     def warn(self, text: str) -> None:
         """Writes a line that says that something may be a mistake."""
         self.logger.warning("%s", text)

@@ -9,47 +9,98 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import paddle
 from paddle.amp.grad_scaler import OptimizerState
 
-from expbase.base import rng
 from expbase.engine.first_gradients import FirstGradients
-from expbase.engine.gradient_tree import GradientTree
-from expbase.engine.shares import ShareStates
 from expbase.engine.wrappers import Wrappers
 from expbase.ranks import alike, collectives
 from expbase.record.speed import Stopwatch
 from expbase.state.attributes import UserState
-from expbase.state.parts import StatefulObjects, named_parameters, parameters_of
+from expbase.state.parts import StatefulObjects, parameters_of
 from expbase.state.walk import unwrap
+
+
+class Division(Protocol):
+    """What an update is made of on this rank, and who adds up the gradients."""
+
+    batches: int  # of an update on this rank
+    divisor: int  # of a loss in the loop over them: so many gradients are added up
+    asked_by: str  # what in the config wants that loop, in words; empty: nothing does
+    sums_in_backward: bool  # whether DataParallel adds up, and not the end of the loop
+    ranks_repeat: bool  # whether outside of it each rank does what rank 0 does
+
+    @property
+    def repeats_rank_zero(self) -> bool:
+        """Whether this rank computes the same as rank 0 now."""
+
+    def loop(self, read: Callable[[], Any], iteration: int) -> Iterator[Any]:
+        """Yields the batches of one update, each by `read`; adds up the gradients."""
+
+    def check(self, found: StatefulObjects) -> None:
+        """Raises a ValueError, at the end of setup, if something does not go with it."""
+
+
+class Accumulation:
+    """Updates of accumulation_steps batches on each rank; DataParallel adds up with the last one.
+
+    Args:
+        training: That section of the config.
+        state: The attributes of the experiment.
+    """
+
+    sums_in_backward = True
+    ranks_repeat = False
+    repeats_rank_zero = False
+
+    def __init__(self, training: Any, state: UserState) -> None:
+        self.batches: int = training.accumulation_steps
+        self.divisor = self.batches
+        is_asked = self.batches > 1
+        self.asked_by = f"training.accumulation_steps: {self.batches}" if is_asked else ""
+        self._state = state
+
+    def loop(self, read: Callable[[], Any], iteration: int) -> Iterator[Any]:
+        """Yields the batches of one update, each by `read`."""
+        wrappers = self._state.found().parallel.values() if self.batches > 1 else ()
+        parallel = [layer for layer in wrappers if hasattr(layer, "no_sync")]  # fleet's lack it
+        for number in range(1, self.batches + 1):
+            batch = read()
+            with contextlib.ExitStack() as unsynchronized:
+                if number < self.batches:  # the forward decides whether its backward synchronizes
+                    for layer in parallel:
+                        unsynchronized.enter_context(layer.no_sync())
+                yield batch
+
+    def check(self, found: StatefulObjects) -> None:
+        """Raises nothing."""
 
 
 class Update:
     """The update under way.
 
     Args:
-        training: That section of the config.
+        division: What it is made of.
         state: The attributes of the experiment.
         stopwatch: Counts the time until the first backward.
         fire: Calls an event.
     """
 
     def __init__(
-        self, training: Any, state: UserState, stopwatch: Stopwatch, fire: Callable[..., Any]
+        self,
+        division: Division,
+        state: UserState,
+        stopwatch: Stopwatch,
+        fire: Callable[..., Any],
     ) -> None:
         self._accumulates = False  # whether train_batch has asked for micro-batches in this start
         self.stepping: tuple[Any, ...] = ()  # the optimizers that step now
-        self.has_shares: bool = training.shares > 0
-        # Batches of an update on this rank.
-        self.batches: int = (
-            training.shares // collectives.world_size() or training.accumulation_steps
-        )
-        self.shares = ShareStates(training, state)
+        self.batches = division.batches
+        self.ranks_repeat = division.ranks_repeat
         self.wrappers = Wrappers(state.found)
-        self._tree = GradientTree(lambda: named_parameters(state.found()))
-        self._training = training
+        self._division = division
         self._state = state
         self._stopwatch = stopwatch
         self._fire = fire
@@ -59,12 +110,17 @@ class Update:
 
     @property
     def repeats_rank_zero(self) -> bool:
-        """Whether this rank computes the same as rank 0 now: with shares, outside of them."""
-        return self.has_shares and collectives.rank() > 0 and not self.shares.is_computing
+        """Whether this rank computes the same as rank 0 now."""
+        return self._division.repeats_rank_zero
+
+    @property
+    def seed_rank(self) -> int:
+        """The rank that seeds what is drawn outside of micro-batches: they may all draw alike."""
+        return 0 if self.ranks_repeat else collectives.rank()
 
     def check_complete(self) -> None:
         """Raises a RuntimeError if the loop over the micro-batches was left early."""
-        needed = self.batches + self.has_shares  # these are added up when the loop has ended
+        needed = self.batches + (not self._division.sums_in_backward)  # then the loop must end
         if 0 < self._yielded < needed:
             raise RuntimeError(
                 f"micro_batches: the update was made after {self._yielded} of {self.batches} "
@@ -74,7 +130,7 @@ class Update:
 
     def data_parallel(self, layer: Any, **options: Any) -> Any:
         """Returns the layer, in a DataParallel if that has to average its gradients."""
-        if collectives.world_size() == 1 or self.has_shares:  # these are added up by micro_batches
+        if collectives.world_size() == 1 or not self._division.sums_in_backward:
             return layer
         if isinstance(layer, paddle.DataParallel):  # after something was unfrozen
             options = {"find_unused_parameters": layer.find_unused_parameters, **options}
@@ -89,43 +145,26 @@ class Update:
     def check_first(self) -> None:
         """Raises a ValueError if the first update did not accumulate, and had to."""
         self.check_complete()
-        check_accumulation(self._training, accumulates=self._accumulates)
+        if self._division.asked_by and not self._accumulates:
+            raise ValueError(
+                f"{self._division.asked_by} given, and train_batch did not call "
+                "self.micro_batches(); expected `for batch in self.micro_batches():` in it."
+            )
 
     def micro_batches(self, read: Callable[[], Any], iteration: int) -> Iterator[Any]:
         """Yields the batches of one update, each by `read`."""
         self._accumulates = True
         self.check_complete()
         self._end_micro_batches()  # of an update that broke off its loop with the last one
-        self._divisor = self._training.shares or self.batches
-        yield from self._shares(read, iteration) if self.has_shares else self._accumulated(read)
+        self._divisor = self._division.divisor
+        if not self._division.sums_in_backward:
+            self.first_gradients.note_put_aside()
+        yield from self._division.loop(lambda: self._counted(read()), iteration)
         self._end_micro_batches()
 
-    def _shares(self, read: Callable[[], Any], iteration: int) -> Iterator[Any]:
-        self.shares.begin(iteration)
-        self.first_gradients.note_put_aside()
-        self._tree.begin()
-        for on_rank, number in enumerate(self.shares.numbers):
-            with self.shares.computing(number):
-                batch = read()
-                self._yielded += 1
-                yield batch
-            self._tree.add_share(on_rank)
-        self._tree.add_up(self.shares.end())
-        # The last share's random numbers would go on, and on each rank that is another one.
-        rng.seed_for(self._training.seed, rng.TRAIN, iteration, self._training.shares)
-
-    def _accumulated(self, read: Callable[[], Any]) -> Iterator[Any]:
-        count = self.batches
-        wrappers = self._state.found().parallel.values() if count > 1 else ()
-        parallel = [layer for layer in wrappers if hasattr(layer, "no_sync")]  # fleet's lack it
-        for number in range(1, count + 1):
-            batch = read()
-            self._yielded = number
-            with contextlib.ExitStack() as unsynchronized:
-                if number < count:  # the forward decides whether its backward synchronizes
-                    for layer in parallel:
-                        unsynchronized.enter_context(layer.no_sync())
-                yield batch
+    def _counted(self, batch: Any) -> Any:
+        self._yielded += 1
+        return batch
 
     def _end_micro_batches(self) -> None:
         self._divisor = 1
@@ -210,13 +249,3 @@ def _update(scaler: Any) -> None:
     scaler._scale = scaler._scale.reshape([])
     scaler.update()
     scaler._scale = scaler._scale.reshape([1])
-
-
-def check_accumulation(training: Any, *, accumulates: bool) -> None:
-    """Raises a ValueError if train_batch did not use the helper that accumulates batches."""
-    key = "shares" if training.shares else "accumulation_steps"
-    if (training.shares or training[key] > 1) and not accumulates:
-        raise ValueError(
-            f"training.{key}: {training[key]} given, and train_batch did not "
-            "call self.micro_batches(); expected `for batch in self.micro_batches():` in it."
-        )

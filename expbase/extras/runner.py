@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from expbase.base.files import write_single_file
+from expbase.base.json_lines import json_value
 from expbase.base.streams import show
 from expbase.checkpoint import layout
 from expbase.cli import count, report_user_errors, spawn
@@ -35,7 +36,6 @@ from expbase.experiment import ExperimentBase
 from expbase.extras.stages import STAGES, load_class, with_stages
 from expbase.help_text import Paragraphs
 from expbase.ranks import collectives
-from expbase.record.metrics import json_value
 
 _FILE_DEFAULTS: dict[str, Any] = {
     "experiment": "",

@@ -1,6 +1,8 @@
-"""Whether the ranks have the same, where they must.
+"""Whether the ranks have the same: the one comparison of what was gathered of them.
 
-check_alike({"config.seed": "0"})    # a collective
+check_alike({"config.seed": "0"})          # a collective
+are_alike(all_gather_object(checksum))
+unlike(of_ranks)                           # {"weight"}, of what each rank has by name
 """
 
 from __future__ import annotations
@@ -9,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from expbase.ranks.collectives import all_gather_object
+
+_NOTHING = "not there"
 
 
 def check_alike(facts: Mapping[str, str]) -> None:
@@ -20,13 +24,30 @@ def check_alike(facts: Mapping[str, str]) -> None:
         )
 
 
+def are_alike(of_ranks: Sequence[Any]) -> bool:
+    """Returns whether all ranks have what rank 0 has."""
+    return all(_is_same(of_ranks[0], other) for other in of_ranks)
+
+
+def unlike(of_ranks: Sequence[Mapping[Any, Any]]) -> set[Any]:
+    """Returns the names of what a rank has otherwise than rank 0, or one of the two has not."""
+    first = of_ranks[0]
+    return {
+        name
+        for other in of_ranks[1:]
+        for name in first.keys() | other.keys()
+        if not _is_same(first.get(name, _NOTHING), other.get(name, _NOTHING))
+    }
+
+
 def first_difference(of_ranks: Sequence[Mapping[str, Any]]) -> str:
     """Returns what a rank has other than rank 0, with both values; empty: they have the same."""
     first = of_ranks[0]
     for rank, other in enumerate(of_ranks):
+        different = unlike([first, other])
         for name in {**first, **other}:
-            ours, theirs = (of.get(name, "not there") for of in (first, other))
-            if repr(ours) != repr(theirs):
+            if name in different:
+                ours, theirs = (of.get(name, _NOTHING) for of in (first, other))
                 return f"{name}: {ours} on rank 0, {theirs} on rank {rank}"
     return ""
 
@@ -39,3 +60,7 @@ def check_loops(begun: Sequence[int]) -> None:
             f"{begun.index(0)}, whose share of the data nobody validates. Call it on every rank: "
             "look for `if self.rank == 0`, @rank_zero_only or a return before it."
         )
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return bool(one == other) or repr(one) == repr(other)  # a nan, too

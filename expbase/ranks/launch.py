@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import paddle
 import paddle.distributed as dist
 
+from expbase.base.device import default_device
 from expbase.base.exit_codes import STOPPED, ExitCode, exit_code_of
 from expbase.base.on_purpose import is_on_purpose, sentence
 from expbase.base.processes import (
@@ -40,7 +41,6 @@ from expbase.base.processes import (
 )
 from expbase.base.streams import say
 from expbase.config import ConfigError
-from expbase.ranks.device import default_device
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 _GRACE_SECONDS = 10.0  # after a failure, for the other processes to end by themselves

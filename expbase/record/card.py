@@ -45,7 +45,7 @@ def card(
     if adapter.filled:
         yield (
             f"the last round of an epoch takes its first {adapter.filled} batches again, so that "
-            f"every {'share' if adapter.shard.has_shares else 'rank'} has one"
+            f"every {adapter.shard.dealt_to} has one"
         )
 
 

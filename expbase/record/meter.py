@@ -20,16 +20,6 @@ _UNITS = 1 << 1074  # 1, in units of the smallest float
 _UNREAD = 1000  # numbers of a name that are kept on the device, at most
 
 
-class NonFiniteError(FloatingPointError):
-    """A logged training scalar, a parameter or an accumulator is not finite."""
-
-    def __init__(self, bad: str, newest: str) -> None:
-        super().__init__(
-            f"not finite: {bad}. No checkpoint holds it; the last good one is {newest}. Lower the "
-            "learning rate or clip gradients; with training.nonfinite=warn the run goes on."
-        )
-
-
 class Meter:
     """The scalars that were logged since the last line, and their means.
 
@@ -96,7 +86,7 @@ class Meter:
 
     def nonfinite(self) -> str:
         """Returns the first numbers that are not finite, with name and iteration; "" if all are."""
-        bad = {  # the shares of an update may have the same one
+        bad = {  # two ranks may have the same one
             f"{name}={value} at iteration {iteration}": None
             for name, one in self._read().items()
             for iteration, value in one.bad

@@ -1,27 +1,22 @@
 """Writes the metrics of a run: a line of text, a line of JSON, and a point on each curve.
 
-log = MetricLog(logger, MetricsFile(path), lambda: visualizer)
+log = MetricLog(logger, JsonLines(path), lambda: visualizer)
 log.write(iteration, epoch, {"train/loss": 0.25})
 """
 
 from __future__ import annotations
 
 import datetime
-import json
 import logging
-import math
-import time
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from expbase.base.files import AppendedFile, read_bytes
+from expbase.base.json_lines import JsonLines
 from expbase.record.meter import Meter
 from expbase.record.visualizer import Visualizer
 
-METRICS = "metrics.jsonl"
+METRICS = "metrics.jsonl"  # a line has `checkpoint` if it is about the weights of one
 _IN_LINES = "speed/steps_per_second", "speed/seconds_left"  # of the speeds: a line is short
-_MOST_BYTES = 1 << 30  # of a file of lines
 
 
 class MetricLog:
@@ -34,7 +29,7 @@ class MetricLog:
     """
 
     def __init__(
-        self, logger: logging.Logger, file: MetricsFile, visualizer: Callable[[], Visualizer]
+        self, logger: logging.Logger, file: JsonLines, visualizer: Callable[[], Visualizer]
     ) -> None:
         self.meter = Meter()  # scalars that were logged in training since the last line
         self._logger = logger
@@ -88,29 +83,13 @@ class MetricLog:
 
     def write_no_more(self) -> None:
         """Writes into the text log alone from now on: a run that has finished has its lines."""
-        self._file = MetricsFile(None)
+        self._file = JsonLines(None)
         self._visualizer().write_no_more()
 
     def close(self) -> None:
         """Closes the files. May be called twice."""
         self._file.close()
         self._visualizer().end()
-
-
-class MetricsFile(AppendedFile):
-    """metrics.jsonl: per line a JSON object of `iteration`, `epoch`, `time` and the metrics.
-
-    `time` is in seconds since 1970; `checkpoint` is there if the metrics are about its weights.
-    Without a path nothing is written.
-    """
-
-    def write(self, iteration: int, epoch: int, metrics: Mapping[str, Any]) -> None:
-        """Appends one line; a number that is not finite is a text in it."""
-        if self.path is None:
-            return
-        record = {"iteration": iteration, "epoch": epoch, "time": round(time.time(), 3)}
-        record |= {key: json_value(metrics[key]) for key in sorted(metrics)}
-        self.append(f"{json.dumps(record)}\n".encode())
 
 
 def words(metrics: Mapping[str, Any]) -> str:
@@ -127,25 +106,3 @@ def _shown(key: str, value: Any) -> str:
     if key.startswith("speed/"):  # 0.123, 45.6, 7823
         return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
     return f"{value:.6g}"
-
-
-def json_lines(path: Path, last: int | None = None) -> Iterator[dict[str, Any]]:
-    """Yields the JSON objects of a file of lines, if there is one, or of its last bytes.
-
-    A line that is torn or of another kind is skipped.
-    """
-    if not path.is_file():
-        return
-    for text in read_bytes(path, last or _MOST_BYTES, or_end=last is not None).splitlines():
-        try:
-            record = json.loads(text)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(record, dict):
-            yield record
-
-
-def json_value(value: Any) -> Any:
-    """Returns a number for JSON; one that is not finite as a text ("nan", "inf")."""
-    value = value.item() if hasattr(value, "item") else value
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -19,7 +19,7 @@ import numpy as np
 import paddle
 
 from expbase._version import __version__
-from expbase.ranks.device import repeatable_flags
+from expbase.base.device import repeatable_flags
 from expbase.record import git
 
 # The variables that are noted, or how their names begin.

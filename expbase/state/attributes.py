@@ -21,6 +21,7 @@ from expbase.state import parts
 from expbase.state.audit import BEYOND, Audit
 from expbase.state.classes import CODE
 from expbase.state.nodes import Node
+from expbase.state.paths import Spot, spot_at
 from expbase.state.values import Values
 from expbase.state.walk import LOADERS, Walk, nodes_in_layers, unwrap
 
@@ -44,7 +45,7 @@ class UserState:
         self.everything = vars(owner)  # the template's own, too
         self.registered: list[str] = []  # names of values that are state in any case
         self.excluded: list[str] = []  # names of what is left out
-        self.by_share: list[str] = []  # names of values of which each share has its own
+        self.apart: list[str] = []  # names of values that another entry of a checkpoint has
         self.is_named = False  # whether it is too late to name more
         self.audit = Audit(self, warn, say)
         self.values = Values(self, self.audit, warn)
@@ -53,9 +54,14 @@ class UserState:
         self._walk: Walk | None = None  # the last one, by which what has a form is found
         self._names_then: list[str] = []  # of the attributes that were something at that walk
 
-    def register(self, names: tuple[str, ...], *, by_share: bool = False) -> None:
-        """Notes paths whose values are always saved; see ExperimentBase.register_stateful."""
-        self._name(self.by_share if by_share else self.registered, names)
+    def register(self, names: tuple[str, ...], *, apart: bool = False) -> None:
+        """Notes paths whose values are always saved; see ExperimentBase.register_stateful.
+
+        Args:
+            names: The paths.
+            apart: Whether their values are saved in an entry of their own: one of each share.
+        """
+        self._name(self.apart if apart else self.registered, names)
 
     def exclude(self, names: tuple[str, ...]) -> None:
         """Notes paths that are never saved; see ExperimentBase.exclude_from_state."""
@@ -67,7 +73,7 @@ class UserState:
             raise RuntimeError("state is named in setup_model; a resumed run must know it then.")
         for name in names:
             is_beyond = name.startswith(BEYOND) or self._is_code(name)
-            if not (is_beyond or hasattr(*self.owner_of(name))):
+            if not (is_beyond or self.spot(name).is_there):
                 raise AttributeError(f"self.{name} does not exist; set it before you name it.")
             if name not in noted:
                 noted.append(name)
@@ -75,26 +81,12 @@ class UserState:
 
     def _is_code(self, path: str) -> bool:
         """Returns whether a path goes on from a function, or to the hooks of a layer."""
-        above = self.value_at(path.rpartition(".")[0]) if "." in path else None
+        above = self.spot(path).owner if "." in path else None
         return isinstance(above, CODE) or (isinstance(above, Layer) and path.endswith(" hooks"))
 
-    def owner_of(self, path: str) -> tuple[Any, str]:
-        """Returns the object that holds the last part of a path, or None, and that part's name."""
-        where, _, name = path.rpartition(".")
-        owner: Any = self._owner
-        for part in where.split(".") if where else ():
-            if isinstance(owner, (list, tuple)) and part.isdigit():
-                owner = {str(number): item for number, item in enumerate(owner)}
-            owner = owner.get(part) if isinstance(owner, dict) else getattr(owner, part, None)
-            owner = unwrap(owner)
-        return owner, name
-
-    def value_at(self, path: str) -> Any:
-        """Returns the value of an attribute or an item, a property's, too; None: there is none."""
-        owner, name = self.owner_of(path)
-        if isinstance(owner, (list, tuple)) and name.isdigit():
-            return owner[int(name)] if int(name) < len(owner) else None
-        return owner.get(name) if isinstance(owner, dict) else getattr(owner, name, None)
+    def spot(self, path: str) -> Spot:
+        """Returns the place that a path names."""
+        return spot_at(self._owner, path)
 
     def walk(self) -> Walk:
         """Walks over everything that the experiment holds."""
@@ -102,7 +94,7 @@ class UserState:
         attributes = {n: v for n, v in own if n not in _NO_VALUES or n in LOADERS}
         kind = type(self._owner)
         attributes |= {n: getattr(self._owner, n) for n in _GIVEN if hasattr(kind, n)}
-        excluded = {path: self.value_at(path) for path in (*self.excluded, *self.by_share)}
+        excluded = {path: self.spot(path).value for path in (*self.excluded, *self.apart)}
         self._names_then = self._names()
         self._walk = Walk(self._owner, attributes, excluded)
         return self._walk
@@ -195,11 +187,11 @@ class UserState:
         """Returns whether the value at a path is never saved: it is code, or excluded."""
         if path in _NO_VALUES or path.startswith("config.training."):
             return True
-        if not (self.excluded or self.by_share):  # it is asked of each place
+        if not (self.excluded or self.apart):  # it is asked of each place
             return False
         names, beginnings = _prefixes((*self.excluded,))
         name = path.removesuffix("[:]")
-        return name in names or name in self.by_share or path.startswith(beginnings)
+        return name in names or name in self.apart or path.startswith(beginnings)
 
     def copied(self) -> list[str]:
         """Returns the paths of objects of which worker processes use copies: a data set's."""

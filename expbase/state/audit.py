@@ -32,13 +32,13 @@ from paddle.nn import Layer
 from paddle.optimizer.lr import LRScheduler
 
 from expbase.base.arrays import Array
-from expbase.base.encoding import Names, attributes_of, class_name, class_named
 from expbase.base.files import checksum_of
 from expbase.base.generators import GENERATORS
-from expbase.state.classes import CODE, WORLD, has_attributes, holds_handle, is_users
+from expbase.base.objects import attributes_of, class_name, class_named, has_attributes
+from expbase.state.classes import CODE, WORLD, holds_handle, is_users
 from expbase.state.nodes import WHOLE, LayerNode, Node, StatefulNode, cells_of
 from expbase.state.values import as_text, is_same, look
-from expbase.state.walk import LOADERS, MOST, Walk
+from expbase.state.walk import LOADERS, MOST, Walk, WalkedNames
 
 BEYOND = ("class ", "module ", "function ")  # what the paths of what is no attribute begin with
 UNKNOWN = "?"  # of what nobody can look into
@@ -157,16 +157,6 @@ class Outside(Walk):
         return not is_weak and super()._is_open(value)
 
 
-class _NamesOfBoth(Names):
-    def __init__(self, inside: Names, outside: Outside) -> None:
-        self._inside = inside
-        self._outside = outside
-
-    def name_of(self, value: Any) -> str | None:
-        found = self._inside.name_of(value)
-        return self._outside.paths.get(id(value)) if found is None else found
-
-
 class Audit:
     """Finds values that have changed and are in no checkpoint, and names them.
 
@@ -201,7 +191,7 @@ class Audit:
         self._then: dict[str, str] = {}  # of the checkpoint that was restored, by path
         self._told_then: set[str] = set()
 
-    def begin(self, walk: Walk, names: Names) -> None:
+    def begin(self, walk: Walk, names: WalkedNames) -> None:
         """Notes the values before the first batch: these are the code's."""
         self._outside = None
         self._begun = self._looked(walk, names)
@@ -217,7 +207,7 @@ class Audit:
             )
         self._asked_begun = dict(_in_asked(walk, names))
 
-    def look(self, walk: Walk, names: Names) -> None:
+    def look(self, walk: Walk, names: WalkedNames) -> None:
         """Names each value that has changed since `begin`, once."""
         for path, seen in self._looked(walk, names).items():
             if path in self._told:
@@ -275,14 +265,14 @@ class Audit:
                 f"resumed run has what setup makes of it. {_WAYS_OUT}"
             )
 
-    def _looked(self, walk: Walk, names: Names) -> dict[str, Any]:
+    def _looked(self, walk: Walk, names: WalkedNames) -> dict[str, Any]:
         """Returns the values outside of checkpoints, by path, in a form that can be compared."""
         if self._outside is None or self._num_modules != len(sys.modules):
             # Code is what it was, but for what is imported later.
             self._outside = Outside(walk)
             self._num_modules = len(sys.modules)
         outside = self._outside
-        both = _NamesOfBoth(names, outside)
+        both = names.and_others(outside.paths)
         found: dict[str, Any] = {}
         for name, node in outside.nodes.items():
             for key, value in node.places().items():
@@ -478,7 +468,7 @@ def _is_value(name: str, value: Any) -> bool:
     return not (name.startswith("__") or is_code or hasattr(value, _RUN))
 
 
-def _in_asked(walk: Walk, names: Names) -> Iterator[tuple[str, str]]:
+def _in_asked(walk: Walk, names: WalkedNames) -> Iterator[tuple[str, str]]:
     """Yields path and checksum for attributes of objects that have a state_dict of their own."""
     for path, node in walk.nodes.items():
         is_asked = isinstance(node, StatefulNode) and not isinstance(node.value, LRScheduler)

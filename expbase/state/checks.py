@@ -7,7 +7,8 @@ from typing import Any
 
 import paddle
 
-from expbase.base.arrays import gradient, is_piece
+from expbase.base.arrays import is_piece
+from expbase.base.gradients import gradient
 from expbase.state.optimizers import is_optimizer
 from expbase.state.parts import StatefulObjects, parameter_names, parameters_of
 from expbase.state.walk import unwrap

@@ -34,8 +34,8 @@ from paddle.nn import Layer
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
-from expbase.base.encoding import attributes_of
 from expbase.base.generators import GENERATORS
+from expbase.base.objects import attributes_of, definer, has_attributes, state_setter
 
 ATOMS = {type(None), bool, int, float, complex, str, bytes, range, slice}
 # What holds nothing that changes, whatever its class is derived from.
@@ -53,22 +53,6 @@ _COLLECTIONS = (list, tuple, dict, set, frozenset, deque, np.ndarray)
 _HANDLES = (io.IOBase, threading.Thread, socket.socket)
 
 
-def has_attributes(value: Any) -> bool:
-    """Returns whether an object may have attributes that Python can set."""
-    return hasattr(value, "__dict__") or bool(type(value).__dict__.get("__slots__"))
-
-
-def state_setter(candidate: Any) -> Any:
-    """Returns the method that loads a state, `set_state_dict` or `load_state_dict`; None if the
-    object has no `state_dict`.
-    """
-    kind = type(candidate)  # an object itself may answer to any name
-    if not hasattr(kind, "state_dict"):
-        return None
-    names = [name for name in ("set_state_dict", "load_state_dict") if hasattr(kind, name)]
-    return getattr(candidate, names[0]) if names else None
-
-
 def asks(value: Any) -> bool:
     """Returns whether an object is asked for its state, and not walked: its class defines
     `state_dict`, and it is no layer, schedule or optimizer of paddle's alone.
@@ -78,11 +62,6 @@ def asks(value: Any) -> bool:
     if isinstance(value, (LRScheduler, Optimizer)):
         return is_users(definer(type(value), "state_dict").__module__)
     return True
-
-
-def definer(kind: type, name: str) -> type:
-    """Returns the class that defines the method which another class inherits."""
-    return next((base for base in kind.__mro__ if name in vars(base)), kind)
 
 
 @functools.cache

@@ -20,15 +20,11 @@ import paddle
 from paddle.nn import Layer
 from paddle.nn.utils import spectral_norm_hook, weight_norm_hook
 
-from expbase.base.encoding import attributes_of, set_attribute
 from expbase.base.generators import GENERATORS, generator_state, set_generator_state
+from expbase.base.gradients import gradient, set_gradient
+from expbase.base.objects import attributes_of, definer, set_attribute
 from expbase.state import optimizers
-from expbase.state.classes import (
-    ATOMS,
-    LEAVES,
-    definer,
-    is_users,
-)
+from expbase.state.classes import ATOMS, LEAVES, is_users
 
 MANY = 1000  # items: of data, and each may be one of millions
 WHOLE: Any = object()  # the one place of what is changed as a whole
@@ -82,10 +78,8 @@ class WholeNode(Node):
         if isinstance(thing, paddle.Tensor):
             thing.copy_(value, True)
             thing.stop_gradient = value.stop_gradient
-            if thing.is_leaf and value.grad is not None:  # of others paddle lets none be set
-                thing.grad = value.grad
-            elif thing.is_leaf and thing.grad is not None:  # none is another thing than zeros
-                thing.clear_gradient(False)  # paddle 3.0 takes no None
+            if thing.is_leaf:  # of others paddle lets none be set
+                set_gradient(thing, gradient(value))
         elif isinstance(thing, np.ndarray):
             thing[...] = value
         elif isinstance(thing, GENERATORS):

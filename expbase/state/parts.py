@@ -23,8 +23,8 @@ from paddle.optimizer.lr import LRScheduler
 from expbase.base.arrays import Array, describe, is_piece, local
 from expbase.base.encoding import Names
 from expbase.base.generators import GENERATORS, generator_kind
+from expbase.base.objects import state_setter
 from expbase.state import optimizers
-from expbase.state.classes import state_setter
 from expbase.state.nodes import OptimizerNode, ParameterNode, ScheduleNode, StatefulNode
 from expbase.state.walk import LOADERS, Walk
 

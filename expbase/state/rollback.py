@@ -13,6 +13,7 @@ from typing import Any
 import paddle
 
 from expbase.base.generators import GENERATORS, generator_state, set_generator_state
+from expbase.base.gradients import gradient, set_gradient
 from expbase.state.nodes import WHOLE, Node, WholeNode
 
 _NOTHING: Any = object()
@@ -58,7 +59,7 @@ def _kept(node: Node) -> Any:
             return None
         kept = value.detach().clone()
         kept.stop_gradient = value.stop_gradient
-        if value.grad is not None:
-            kept.grad = value.grad.clone()
+        if (grad := gradient(value)) is not None:
+            set_gradient(kept, grad.clone())
         return kept
     return copy.copy(value)

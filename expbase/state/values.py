@@ -33,24 +33,18 @@ from expbase.base.encoding import (
     not_savable,
 )
 from expbase.base.files import checksum_of
-from expbase.base.generators import (
-    GENERATORS,
-    generator_kind,
-)
-from expbase.state.classes import is_handle, is_written, state_setter
+from expbase.base.generators import GENERATORS, generator_kind
+from expbase.base.objects import state_setter
+from expbase.state.classes import is_handle, is_written
 from expbase.state.constants import constants_in, follow
 from expbase.state.nodes import (
     WHOLE,
     DictNode,
     GroupNode,
-    LayerNode,
     Node,
-    OptimizerNode,
-    ParameterNode,
-    ScheduleNode,
-    StatefulNode,
     WholeNode,
 )
+from expbase.state.paths import Spot
 from expbase.state.walk import Walk, WalkedNames, no_garbage_collection
 
 _DELETED, _ORDER, _CONSTANTS = "@deleted", "@order", "@constants"
@@ -58,8 +52,6 @@ _ROOT = "values."  # what the names of arrays begin with, of this entry
 _LARGE_BYTES = 1 << 26  # of a value: more is a cache, maybe
 _NOTHING: Any = object()
 _SIMPLE = {type(None), bool, int, float, str}
-# What another start has under the same path, whichever object it is: its class is compared.
-_BY_PATH = (LayerNode, ParameterNode, OptimizerNode, ScheduleNode, StatefulNode)
 
 
 class Seen(NamedTuple):
@@ -92,8 +84,8 @@ class Reached(Protocol):
     def walk(self) -> Walk:
         """Walks from the experiment on."""
 
-    def owner_of(self, path: str) -> tuple[Any, str]:
-        """Returns the object that has the attribute at a path, None: there is none; its name."""
+    def spot(self, path: str) -> Spot:
+        """Returns the place that a path names."""
 
     def is_registered(self, path: str) -> bool:
         """Returns whether a user has named it, or the object that has it."""
@@ -108,41 +100,11 @@ class Teller(Protocol):
     def tell(self, path: str, value: Any, why: str) -> None:
         """Names a place that has changed and is in no checkpoint, once."""
 
-    def begin(self, walk: Walk, names: Names) -> None:
+    def begin(self, walk: Walk, names: WalkedNames) -> None:
         """Notes the values outside of checkpoints."""
 
-    def look(self, walk: Walk, names: Names) -> None:
+    def look(self, walk: Walk, names: WalkedNames) -> None:
         """Names the values outside of checkpoints that have changed."""
-
-
-class NamesNow(Names):
-    """The names of objects at the end of setup; of an object that is saved by path, its path."""
-
-    def __init__(self, setup: WalkedNames, walk: Walk) -> None:
-        self._setup = setup
-        self._by_path = {
-            id(node.value): path
-            for path, node in walk.nodes.items()
-            if isinstance(node, _BY_PATH) and setup.has(path)
-        }
-        self._walk = walk
-
-    def name_of(self, value: Any) -> str | None:
-        return self._by_path.get(id(value)) or self._setup.name_of(value)
-
-    def get(self, name: str) -> Any:
-        node = self._walk.nodes.get(name)
-        is_by_path = isinstance(node, _BY_PATH)
-        return node.value if node and is_by_path else self._setup.get(name)
-
-    def key_of(self, key: Any) -> Any:
-        return self._setup.key_of(key)
-
-    def key(self, content: Any) -> Any:
-        return self._setup.key(content)
-
-    def class_named(self, name: str) -> type | None:
-        return self._setup.class_named(name)
 
 
 class Values:
@@ -205,10 +167,10 @@ class Values:
         self._texts = {path: as_text(seen) for path, seen in self._begun.items() if _is_known(seen)}
         self._audit.begin(walk, names)
 
-    def _nodes(self) -> tuple[Walk, NamesNow, dict[str, Node]]:
+    def _nodes(self) -> tuple[Walk, WalkedNames, dict[str, Node]]:
         """Returns the walk, its names, and by name the nodes that every start has."""
         walk = self._reached.walk()
-        names = NamesNow(self._setup, walk)
+        names = self._setup.now(walk)
         nodes = {"": walk.nodes[""]}
         for path, node in walk.nodes.items():
             name = path if isinstance(node, GroupNode) else names.name_of(node.value)
@@ -349,14 +311,11 @@ class Values:
         """Returns the registered values that the walk does not reach."""
         found = {}
         for path in self._reached.registered:
-            owner, name = self._reached.owner_of(path)
-            if (
-                _has_under(path, state)
-                or self._reached.is_left_out(path)
-                or not hasattr(owner, name)
-            ):
+            spot = self._reached.spot(path)
+            is_known = _has_under(path, state) or self._reached.is_left_out(path)
+            if is_known or not spot.is_there:
                 continue
-            value = getattr(owner, name)
+            value = spot.value
             if state_setter(value) is None and self._setup.name_of(value) is None:
                 content = encoder.attempt(value, _ROOT + path)
                 if content is None:
@@ -400,9 +359,7 @@ class Values:
         return problems
 
     def _is_missing(self, path: str, state: Mapping[str, Any]) -> bool:
-        owner, name = self._reached.owner_of(path)
-        value = getattr(owner, name, None)
-        has_own = state_setter(value) is not None  # then it is no value
+        has_own = state_setter(self._reached.spot(path).value) is not None  # then it is no value
         return not has_own and not _has_under(path, state)
 
     def _misfit(
@@ -417,8 +374,8 @@ class Values:
             return [f"{path}: {error.args[0]}."]
         self._decoded[path] = name, key, value
         if name is None:
-            owner, attribute = self._reached.owner_of(path)
-            return [f"{path}: in the checkpoint, and not here."] * (not hasattr(owner, attribute))
+            is_here = self._reached.spot(path).is_there
+            return [] if is_here else [f"{path}: in the checkpoint, and not here."]
         if name not in nodes:
             return [f"{path}: in the checkpoint, and not here."]
         node = nodes[name]
@@ -439,7 +396,7 @@ class Values:
         anew = given.paths
         for path, (name, key, value) in decoded.items():
             if name is None:
-                setattr(*self._reached.owner_of(path), value)
+                self._reached.spot(path).put(value)
             elif path not in anew:
                 nodes[name].put(key, value)
         for name, key in state[_DELETED]:

@@ -17,6 +17,7 @@ threads, locks, loggers, and what holds one, as progress bars do), code, and lon
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import gc
 import re
@@ -33,7 +34,8 @@ from paddle.io import DataLoader
 from paddle.nn import Layer
 from paddle.optimizer.lr import LRScheduler
 
-from expbase.base.encoding import Names, attributes_of, class_name
+from expbase.base.encoding import Names
+from expbase.base.objects import attributes_of, class_name, has_attributes
 from expbase.state import optimizers
 from expbase.state.classes import (
     ATOMS,
@@ -42,7 +44,6 @@ from expbase.state.classes import (
     LEAVES,
     WORLD,
     asks,
-    has_attributes,
     is_memory,
     is_users,
 )
@@ -76,6 +77,8 @@ _NOT_OF_PYTHON = {"asyncio", "concurrent", "contextlib", "functools", "importlib
 _NOT_OF_PYTHON |= {"logging", "multiprocessing", "subprocess", "threading", "traceback", "typing"}
 _NOT_OF_PYTHON |= {"unittest", "warnings"}
 _OFTEN = (EagerParamBase, Layer, dict, list)  # as a model has them
+# What another start has under the same path, whichever object it is: its class is compared.
+_BY_PATH = (LayerNode, ParameterNode, OptimizerNode, ScheduleNode, StatefulNode)
 _PASSED = (tuple, frozenset, types.MethodType, functools.partial, weakref.ref)
 _FLEET = "paddle.distributed.fleet.meta_parallel."  # the modules of what it wraps round a layer
 _AUTOMATIC = re.compile(r"\w+_\d+\.\w+")  # paddle's names of parameters: "linear_0.w_0"
@@ -378,6 +381,23 @@ class WalkedNames(Names):
         self._automatic = {name: walk.nodes[path].value for name, path in walk.automatic.items()}
         self._classes = walk.classes
         self._closed = {*walk.closed}
+        self._by_path: dict[int, str] = {}  # of a later walk
+        self._nodes: dict[str, Node] = {}  # of that one
+        self._others: Mapping[int, str] = {}  # what else has a name
+
+    def now(self, walk: Walk) -> WalkedNames:
+        """Returns the same names in a later walk; of what is saved by its path, the path."""
+        names = copy.copy(self)
+        nodes = walk.nodes.items()
+        names._nodes = {p: n for p, n in nodes if isinstance(n, _BY_PATH) and self.has(p)}
+        names._by_path = {id(node.value): path for path, node in names._nodes.items()}
+        return names
+
+    def and_others(self, paths: Mapping[int, str]) -> WalkedNames:
+        """Returns these names, and those of what has none among them, by id."""
+        names = copy.copy(self)
+        names._others = paths
+        return names
 
     def has(self, name: str) -> bool:
         """Returns whether an object had this name, even if the object is gone."""
@@ -388,10 +408,13 @@ class WalkedNames(Names):
         return self.name_of(value) in self._closed
 
     def name_of(self, value: Any) -> str | None:
-        path = self._paths.get(id(value))
-        return path if path is not None and self._refs[path]() is value else None
+        path = self._by_path.get(id(value)) or self._paths.get(id(value))
+        is_known = path is not None and self.get(path) is value
+        return path if is_known else self._others.get(id(value))
 
     def get(self, name: str) -> Any:
+        if name in self._nodes:
+            return self._nodes[name].value
         found = self._refs.get(name)
         return None if found is None else found()
 

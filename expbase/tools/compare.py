@@ -11,9 +11,9 @@ import math
 from pathlib import Path
 from typing import Any
 
+from expbase.base.json_lines import json_lines
 from expbase.checkpoint import best, storage
 from expbase.checkpoint.layout import STATE_FILE
-from expbase.record.metrics import json_lines
 from expbase.tools.runs import metric_lines
 
 

@@ -18,9 +18,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from expbase.base.json_lines import json_value
 from expbase.base.streams import shown
 from expbase.config import nearest
-from expbase.record.metrics import json_value
 from expbase.tools import add_tool, seeds
 from expbase.tools.runs import Run, find, find_differences, printable, read_run
 

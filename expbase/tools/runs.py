@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from expbase.base.files import DAMAGES, regular
+from expbase.base.json_lines import json_lines
 from expbase.base.streams import shown
 from expbase.checkpoint import layout
 from expbase.checkpoint.best import best_of
 from expbase.config import load_yaml
 from expbase.engine.run_dir import CONFIG, LOCK, is_run
 from expbase.record.ledger import LEDGER, flat
-from expbase.record.metrics import METRICS, json_lines
+from expbase.record.metrics import METRICS
 
 _LOCK = LOCK.format(rank=0)
 

@@ -25,12 +25,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from expbase.base.json_lines import json_lines
 from expbase.checkpoint import layout
 from expbase.checkpoint.named import find_at
 from expbase.cli import count
 from expbase.config import differences, load_yaml
 from expbase.engine.run_dir import CONFIG
-from expbase.record.metrics import json_lines
 from expbase.tools import add_tool, make_folder
 from expbase.tools.compare import files, logged, values
 from expbase.tools.fingerprints import KINDS, PLAN, killed_path, notes_path

@@ -17,7 +17,7 @@ from tiny import Notes, Tiny, curve, run_script, same_bits, trained, validations
 
 from expbase import Config, on
 from expbase.checkpoint import layout
-from expbase.record.meter import NonFiniteError
+from expbase.checkpoint.layout import NonFiniteError
 
 
 class Broken(Exception):

@@ -311,7 +311,7 @@ def test_a_sampler_with_a_past_is_left_as_it_was_by_what_the_ranks_ask(
 ) -> None:
     alone, asked = Past(), Past()
     monkeypatch.setattr(loaders, "all_gather_object", lambda value: [value, value])
-    shard = Shard(3, 0, 2, 1, has_shares=deals == "shares")
+    shard = Shard(3, 0, 2, 1, one_order=deals == "shares", dealt_to=deals[:-1])
     adapter = adapt_loader(DataLoader(Noisy(16), batch_sampler=asked), "self.l", shard)
     assert adapter.sharding == f"dealt out over 2 {deals}"
     assert [[*asked] for _ in range(3)] == [[*alone] for _ in range(3)]
@@ -331,7 +331,7 @@ def test_a_data_set_with_a_generator_is_left_as_it_was_when_ranks_compare_a_samp
 
     monkeypatch.setattr(loaders, "all_gather_object", lambda value: [value, value])
     asked = Augmented()
-    adapt_loader(DataLoader(asked), "self.l", Shard(3, 0, 2, 1, has_shares=True))
+    adapt_loader(DataLoader(asked), "self.l", Shard(3, 0, 2, 1, one_order=True))
     assert asked.made == [0]
     assert asked.generator.random() == Augmented().generator.random()
 
@@ -342,7 +342,7 @@ def test_a_sampler_over_an_iterator_is_not_asked(monkeypatch: pytest.MonkeyPatch
         numbers = iter(range(9))
         inner = RandomSampler(Noisy(9), replacement=True, num_samples=9, generator=numbers)
         one = DataLoader(Noisy(9), batch_sampler=BatchSampler(sampler=inner, batch_size=3))
-        adapt_loader(one, "self.l", Shard(3, 0, 2, 1, has_shares=has_shares))
+        adapt_loader(one, "self.l", Shard(3, 0, 2, 1, one_order=has_shares))
         assert next(numbers) == 0
 
 
@@ -493,7 +493,7 @@ def test_of_ranks_a_padded_part_that_drop_last_leaves_out_is_no_empty_validation
 
 
 def test_with_shares_a_list_that_is_too_short_says_how_many_batches_an_update_takes() -> None:
-    short = adapt_loader([1, 2], "self.train_loader", Shard(0, 0, 1, 4, has_shares=True))
+    short = adapt_loader([1, 2], "self.train_loader", Shard(0, 0, 1, 4, one_order=True))
     assert short.batches_per_epoch == 0
     assert "It is a list of 2 batches, and an update takes 4." in str(short.no_batch())
 

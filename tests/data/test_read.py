@@ -14,7 +14,7 @@ from expbase.data.read import Read, check_read, counted_twice, what_was_read
 
 def loops(kept: list[Any] | None = None) -> list[Batches]:
     """One loop, over a loader with a name."""
-    loop = Batches((item for item in ()), of=adapted(loader()))
+    loop = Batches((item for item in ()), adapted(loader()))
     loop.kept = kept
     return [loop]
 

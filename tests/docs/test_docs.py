@@ -200,7 +200,7 @@ def test_the_page_of_architecture_names_every_module() -> None:
     assert set(re.findall(r"\w+\.py", tree)) == modules
     folders = {path.parent.name for path in package.glob("*/__init__.py")}
     assert set(re.findall(r"^  (\w+)/", tree, re.MULTILINE)) == folders
-    listed = re.findall(r"^  (\w+)/ .*: ([\w, ]+)$", tree, re.MULTILINE)
+    listed = re.findall(r"^  ([\w/]+)/ .*: ([\w, ]+)$", tree, re.MULTILINE)
     assert len(listed) > 6
     for folder, names in listed[:-1]:  # that of extras ends with a remark
         modules = {path.stem for path in (package / folder).glob("*.py")}

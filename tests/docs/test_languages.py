@@ -14,7 +14,6 @@ from pages import (
     ENGLISH,
     ONE_FOR_BOTH,
     PAIRS,
-    ROOT,
     TEXT,
     chinese,
     code_of,
@@ -139,10 +138,6 @@ def test_chinese_prose_has_chinese_punctuation_and_spaces_round_latin_words(
     text = re.sub(r"`[^`\n]*`", "x", re.sub(r"^```.*?^```", "", read(other), flags=re.S | re.M))
     assert re.findall(rf".{{0,9}}{HAN}(?:[,;?!(]|:(?!{HAN})).{{0,9}}", text) == []
     assert re.findall(rf".{{0,9}}(?:{HAN}[A-Za-z0-9]|[A-Za-z0-9]{HAN}).{{0,9}}", text) == []
-
-
-def test_the_readmes_are_short() -> None:
-    assert [len(read(page).splitlines()) < 180 for page in ROOT.glob("README*.md")] == [True, True]
 
 
 def test_the_terms_are_one_page_for_both() -> None:

@@ -12,8 +12,8 @@ import pytest
 from tiny import Tiny, curve, make, metrics, same_bits, saved, trained
 
 from expbase import defaults, main, on
+from expbase.checkpoint.layout import NonFiniteError
 from expbase.config import load_yaml
-from expbase.record.meter import NonFiniteError
 
 OPTIONS: dict[str, Any] = {"max_iteration": 25, "valid_interval": 10, "save_interval": 4}
 END = "checkpoints/step-00000024"

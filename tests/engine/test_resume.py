@@ -33,6 +33,17 @@ def test_another_data_set_is_said_on_resume(
     ) in capfd.readouterr().err
 
 
+def test_another_number_of_threads_is_said_on_resume(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    trained(Tiny, tmp_path / "run", max_iteration=2)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    trained(Tiny, tmp_path / "run", max_iteration=4)
+    text = "not exact: threads: 2 there, 3 now: kernels may sum in another order"
+    assert text in capfd.readouterr().err
+
+
 def test_a_continued_run_ends_with_the_bits_of_one_that_was_not_interrupted(tmp_path: Path) -> None:
     trained(Tiny, tmp_path / "whole", max_iteration=26, monitor="accuracy")
     trained(Tiny, tmp_path / "parts", max_iteration=13, monitor="accuracy", valid_interval=0)

@@ -19,10 +19,10 @@ import pytest
 from tiny import Tiny, make, refusing, trained
 
 from expbase import Config, ConfigError, main
+from expbase.base.json_lines import json_lines
 from expbase.checkpoint import storage
 from expbase.checkpoint.layout import CheckpointError
 from expbase.engine.run_dir import MAY_CHANGE, RunDirectory
-from expbase.record.metrics import json_lines
 
 CONFIG = Config({"optim": {"lr": 0.1}, "training": {"seed": 0, "max_iteration": 4}})
 # Takes the lock as a run does, and says so; ends when its stdin does.

@@ -21,8 +21,8 @@ from tiny import TESTS, Helped, Tiny, make, metrics, run_of, run_script, trained
 from expbase import ConfigError
 from expbase.checkpoint import rank_state
 from expbase.data.loaders import Shard, adapt_loader
-from expbase.engine import shares
-from expbase.engine.gradient_tree import GradientTree
+from expbase.engine.shares.checks import check_shares, refuse_different
+from expbase.engine.shares.gradient_tree import GradientTree
 from expbase.record.meter import Meter
 
 sys.path.insert(0, str(TESTS / "proofs"))
@@ -60,7 +60,7 @@ def test_each_share_has_statistics_of_its_own_and_the_model_those_of_the_first(
     saved = json.loads(path.read_bytes())["values"]["shares"]
     assert [*saved] == ["0", "1", "2", "3"]
     assert {*saved["0"]} == {"model.1._mean", "model.1._variance"}
-    own = run_of(exp).update.shares._kept
+    own = run_of(exp).share_states._kept
     means = [own[number]["model.1._mean"].numpy() for number in range(4)]
     assert all((one != other).any() for one in means for other in means if one is not other)
     assert (exp.model[1]._mean.numpy() == means[0]).all()
@@ -171,7 +171,7 @@ def test_an_update_has_the_same_batches_on_any_number_of_ranks(
         """All batches in the order of their shares."""
         parts = []
         for rank in range(ranks):
-            shard = Shard(0, rank, ranks, 4 // ranks, has_shares=True)
+            shard = Shard(0, rank, ranks, 4 // ranks, one_order=True)
             batches = adapt_loader(make_loader(), "loader", shard).open(2, position)
             own = [np.concatenate([np.array(part) for part in batch]) for batch in batches]
             assert len(own) % (4 // ranks) == 0
@@ -229,7 +229,7 @@ def test_data_that_is_dealt_out_by_rank_is_refused(monkeypatch: pytest.MonkeyPat
 
         def adapted(rank: int, *, deals: bool = deals) -> Any:
             data = paddle.io.Subset([*range(40)], range(rank if deals else 0, 40, 2))
-            shard = Shard(0, rank, 2, 2, has_shares=True)
+            shard = Shard(0, rank, 2, 2, True, "share")
             return adapt_loader(DataLoader(data, batch_size=2), "loader", shard).sharding
 
         if deals:
@@ -247,7 +247,7 @@ def test_what_differs_between_ranks_and_is_no_share_is_an_error(
     def gathered(rank: int) -> Any:
         tensors = {"@values": {f"shares.{rank}.x": array(rank)}}
         values = {"values": {"epsilon": 0.5 * rank}, "shares": {str(rank): {}}}
-        return rank_state.Gatherer(LOGGER, has_shares=True).gather(objects_of(), tensors, values)
+        return rank_state.Gatherer(LOGGER, refuse_different).gather(objects_of(), tensors, values)
 
     with pytest.raises(RuntimeError, match=r"self\.epsilon: a value that is another one on r"):
         Ranks(monkeypatch, 2).run(gathered)
@@ -312,7 +312,7 @@ def test_what_depends_on_the_ranks_is_refused_at_setup(tmp_path: Path) -> None:
 
 def test_the_processes_divide_the_shares() -> None:
     with pytest.raises(ConfigError, match="shares: 4 given, and 3 processes; expected one of 1, 2"):
-        shares.check_shares(4, 3)
+        check_shares(4, 3)
 
 
 def test_without_shares_a_value_that_is_named_by_share_is_state(tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ def test_on_a_gpu_the_card_names_what_the_environment_lacks(
     for name in names:
         monkeypatch.delenv(name, raising=False)
     has_all = SimpleNamespace(is_public=lambda name: True)
-    monkeypatch.setattr("expbase.ranks.device.core", SimpleNamespace(globals=lambda: has_all))
+    monkeypatch.setattr("expbase.base.device.core", SimpleNamespace(globals=lambda: has_all))
     assert provenance.repeatable().startswith(
         "FLAGS_cudnn_deterministic=True FLAGS_embedding_deterministic=1 "
     )

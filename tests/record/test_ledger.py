@@ -11,8 +11,8 @@ import pytest
 from tiny import Tiny, trained
 
 from expbase import Config
+from expbase.base.json_lines import json_lines
 from expbase.record.ledger import Ledger
-from expbase.record.metrics import json_lines
 from expbase.tools.runs import Session, sessions
 
 

@@ -396,6 +396,29 @@ def test_dotted_names_are_registered_of_layers_objects_and_places_in_lists(tmp_p
     assert (exp.holder.position, exp.holders[0].position, exp.model.fixed) == (6, 12, 0)
 
 
+@pytest.mark.parametrize("names", ["exclude_from_state", "register_stateful"])
+def test_an_item_of_a_dict_is_named_as_it_is_told(tmp_path: Path, names: str) -> None:
+    class Naming(Tiny):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.table, self.holders, self.numbers = {"seen": 0, 3: 0}, [Holder()], [0]
+            getattr(self, names)("table.seen", "table.3", "holders.0")
+            for name in ("table.lost", "holders.1", "numbers.0"):  # numbers are put back as a whole
+                with pytest.raises(AttributeError, match=f"{name} does not exist"):
+                    getattr(self, names)(name)
+
+        def train_batch(self) -> None:
+            super().train_batch()
+            self.table["seen"] += 1
+            self.table[3] += 1
+            self.holders[0].position += 1
+
+    trained(Naming, tmp_path, max_iteration=4)
+    exp: Any = trained(Naming, tmp_path, max_iteration=6)
+    expected = 2 if names == "exclude_from_state" else 6
+    assert [*exp.table.values(), exp.holders[0].position] == [expected] * 3
+
+
 class Counting(paddle.nn.Layer):
     """A layer without parameters, so without a file in a checkpoint."""
 

@@ -24,15 +24,12 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-import paddle
-
 from expbase.base.arrays import Array
 from expbase.base.encoding import checksum
-from expbase.config import ConfigError
+from expbase.base.objects import state_setter
 from expbase.engine.due import due_at
 from expbase.ranks import collectives
 from expbase.state.attributes import UserState
-from expbase.state.classes import state_setter
 from expbase.state.parts import StatefulObjects, get_state, set_state, statistics
 from expbase.state.values import is_same
 
@@ -77,8 +74,8 @@ class ShareStates:
         if self._first_iteration < 0:
             self._first_iteration = iteration
             for kept in self._kept.values():
-                for path in self._state.by_share:
-                    kept[path] = _copy(getattr(*self._state.owner_of(path)), kept, path)
+                for path in self._state.apart:
+                    kept[path] = _copy(self._state.spot(path).value, kept, path)
         due = due_at(self._training, iteration, 0, 0, is_epoch_end=False)
         # The second one, too: a layer may set up something in its first forward.
         is_second = iteration == self._first_iteration + 1
@@ -96,7 +93,7 @@ class ShareStates:
         finally:
             self.is_computing = False
             kept |= {path: tensor.clone() for path, tensor in self._statistics.items()}
-            kept |= {path: getattr(*self._state.owner_of(path)) for path in self._state.by_share}
+            kept |= {path: self._state.spot(path).value for path in self._state.apart}
 
     def end(self) -> dict[str, Any]:
         """Ends an update after its last share.
@@ -115,8 +112,8 @@ class ShareStates:
     def _install(self, kept: Mapping[str, Any]) -> None:
         for path, tensor in self._statistics.items():
             tensor.copy_(kept[path], True)
-        for path in self._state.by_share:
-            setattr(*self._state.owner_of(path), kept[path])
+        for path in self._state.apart:
+            self._state.spot(path).put(kept[path])
 
     def _look(self, found: StatefulObjects, *, with_tensors: bool) -> Looked:
         state = self._state
@@ -124,7 +121,7 @@ class ShareStates:
         values: dict[str, Any] = {path: seen for path, (seen, _) in looked.items()}
         values |= {name: checksum(get_state(o)) for name, o in found.objects.items()}
         beyond = [path for path in state.registered if path not in values]
-        values |= {path: checksum(getattr(*state.owner_of(path))) for path in beyond}
+        values |= {path: checksum(state.spot(path).value) for path in beyond}
         tables = {p: dict(value) for p, (_, value) in looked.items() if isinstance(value, dict)}
         frozen = {
             f"{path}.{name}": zlib.crc32(Array.of(tensor).data)  # type: ignore[arg-type]
@@ -198,25 +195,3 @@ def _copy(value: Any, restored: Mapping[str, Any], path: str) -> Any:
     if path in restored:
         set_state(value, restored[path])
     return value
-
-
-def check_shares(shares: int, world_size: int) -> None:
-    """Raises a ConfigError if the processes cannot have equally many shares."""
-    if shares and shares % world_size:
-        numbers = ", ".join(str(1 << n) for n in range(shares.bit_length()))
-        raise ConfigError(
-            f"training.shares: {shares} given, and {world_size} processes; expected one of "
-            f"{numbers} processes."
-        )
-
-
-def check_whole(found: StatefulObjects) -> None:
-    """Raises a ValueError if gradients or statistics go over the ranks in a way of their own."""
-    parts = [*found.sublayers(), *(("", wrapper) for wrapper in found.parallel.values())]
-    across = (paddle.nn.SyncBatchNorm, paddle.DataParallel)
-    names = [f"{type(part).__name__} {name}" for name, part in parts if isinstance(part, across)]
-    if names := [*names, *sorted(found.pieces()), *found.sharded()]:
-        raise ValueError(
-            f"training.shares: {names[0].strip()} depends on the number of ranks; expected layers "
-            "in self.data_parallel, BatchNorm, of which each share has statistics, and no sharding."
-        )

@@ -22,7 +22,8 @@ from typing import Any
 import paddle
 import paddle.distributed as dist
 
-from expbase.base.arrays import LABELS, dtype_name, gradient
+from expbase.base.arrays import LABELS, dtype_name
+from expbase.base.gradients import gradient, set_gradient
 from expbase.ranks import collectives
 
 Gradients = dict[str, Any]  # tensors by the path of their parameter
@@ -69,7 +70,7 @@ class GradientTree:
             for path, tensor in from_zero.items():
                 tensor.copy_(total.pop(path), True)
             for path, grad in _sum(self._before, total).items():
-                parameters[path]._set_grad_ivar(grad)
+                set_gradient(parameters[path], grad)
 
     def _take(self) -> Gradients:
         taken = {}
@@ -83,7 +84,7 @@ class GradientTree:
                     "expected an Embedding with sparse=False."
                 )
             taken[path] = grad.clone()  # the memory of the other one is freed
-            parameter.clear_gradient(False)
+            set_gradient(parameter, None)
         return taken
 
 
