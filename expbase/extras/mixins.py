@@ -3,15 +3,14 @@
     class Experiment(EarlyStopping, GradientClipping, ExperimentBase): ...
 
 Each mixin is a class to name before ExperimentBase, in any order. An experiment that overrides one
-of these methods calls `super()`, too: `default_config`, `check_setup`, `evaluate`, `export`.
+of these methods calls `super()`, too: `default_config`, `check_setup`, `evaluate`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import paddle
@@ -247,12 +246,6 @@ class ExponentialMovingAverage(ExperimentBase):
     def update_averages(self) -> None:
         """Takes the new weights into the averages."""
         self.weight_averages.update(self.config.ema.decay)
-
-    def export(
-        self, path: str | Path, input_spec: Sequence[Any] | None = None, layer: Any = None
-    ) -> None:
-        with self.weight_averages.applied():
-            super().export(path, input_spec, layer)
 
 
 class GradientClipping(ExperimentBase):
