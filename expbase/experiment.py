@@ -42,8 +42,8 @@ class ExperimentBase(Events):
 
     Args:
         config: A Config with a `training` section; what is missing in it gets its default.
-        args: `output` is needed; `device`, `checkpoint_path`, `init_model_path`, `fresh` and
-            `force` are used if there.
+        args: `output` (by default `runs/` and the name of the class), `device`,
+            `checkpoint_path`, `init_model_path`, `fresh` and `force` are used if there.
     """
 
     model: Any = None
@@ -114,6 +114,17 @@ class ExperimentBase(Events):
     def batches_per_epoch(self) -> int | None:
         """This rank's batches per epoch; None: unknown, or not set up yet."""
         return self.__run.data.adapter.batches_per_epoch
+
+    @property
+    def total_iterations(self) -> int | None:
+        """The iteration at which the config ends this run, by max_iteration or max_epoch, whichever
+        comes first; None if nobody knows, since the loader has no length, or is not set up yet.
+
+            schedule = paddle.optimizer.lr.CosineAnnealingDecay(0.1, self.total_iterations)
+
+        Accumulation, shares and ranks are counted as the loop counts them.
+        """
+        return self.__run.loop.total_iterations
 
     @property
     def phase(self) -> str:

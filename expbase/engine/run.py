@@ -40,7 +40,7 @@ from expbase.data.loaders import (
 from expbase.data.position import DataPosition
 from expbase.data.shared_memory import remove_left_files
 from expbase.data.workers import ReaderThreads, workers_end_with_this
-from expbase.defaults import check_training, limited
+from expbase.defaults import check_training, resolved
 from expbase.engine.advice import (
     explain_schedule,
     explaining_missing_model,
@@ -53,7 +53,7 @@ from expbase.engine.loop import Loop
 from expbase.engine.report import Report
 from expbase.engine.run_dir import RunDirectory
 from expbase.engine.shares import check_shares, check_whole
-from expbase.engine.start import Start, claim_directory, lacks_super
+from expbase.engine.start import Start, check_valid_loader, claim_directory, lacks_super
 from expbase.engine.stop import StopRequests
 from expbase.engine.update import Update
 from expbase.events import Subscribers
@@ -181,7 +181,8 @@ class Run:
         experiment = self.experiment
         training = self.start.training
         check_training(training)  # exp.config may be changed until here
-        training["max_iteration"] = limited(self.start.config).training["max_iteration"]
+        self.report.note_config()
+        training.update(resolved(self.start.config).training)
         check_shares(training.shares, self.start.world_size)
         self._on_close.enter_context(self._reader_threads.heard())
         self._on_close.enter_context(workers_end_with_this())
@@ -323,10 +324,11 @@ class Run:
         self._adapt_evaluated()
 
     def _adapt_evaluated(self) -> dict[str, LoaderAdapter]:
-        """Takes the loaders that do not train, by name; a TypeError if one can be read only once.
+        """Takes the loaders that do not train, by name; a TypeError if one cannot be used.
 
         It is collective: the ranks compare their samplers.
         """
+        check_valid_loader(self.experiment.valid_loader, self.start)
         adapters = {}
         for name in ("self.valid_loader", "self.test_loader"):
             loader = getattr(self.experiment, name.removeprefix("self."))

@@ -45,6 +45,8 @@ def test_the_card_says_what_there_is_before_the_first_batch(tmp_path: Path) -> N
         "data": "40 samples, 10 batches an epoch; validation: 10 samples",
         "update": "2 batches of 4 samples, 8 together",
         "end": "by training.max_iteration (6 updates)",
+        "valid": "every 3 updates, and at the end",
+        "save": "every 2 updates, and at the end",
         "device": "cpu, ranks: 1",
     }
 
