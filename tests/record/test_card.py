@@ -97,6 +97,29 @@ def test_the_card_says_which_limit_ends_the_run_and_after_how_many_updates(
     assert sorted(changes) == sorted(f"training.{key}={value}" for key, value in limits.items())
 
 
+@pytest.mark.parametrize(
+    ("given", "valid", "save"),
+    [
+        ({}, "every 1,000 updates, and at the end", "every 1,000 updates, and at the end"),
+        ({"max_epoch": 3}, "every epoch, and at the end", "every epoch, and at the end"),
+        ({"valid_interval": 0, "save_seconds": 60}, "never: training.valid_interval=0",
+         "every 1,000 updates and every 60 seconds, and at the end"),
+        ({"valid_interval": 1, "valid_every_epoch": 2, "save_interval": 0},
+         "every update and every 2 epochs, and at the end", "never: training.save_interval=0"),
+    ],
+)  # fmt: skip
+def test_the_card_says_how_often_a_run_is_validated_and_saved(
+    tmp_path: Path, given: dict[str, int], valid: str, save: str
+) -> None:
+    config = Tiny.default_config()
+    config.training.update(given)
+    exp = Tiny(config, argparse.Namespace(output=str(tmp_path), device="cpu"))
+    exp.setup()
+    exp.close()
+    rows = [line for line in said(tmp_path) if line.startswith(("valid ", "save "))]
+    assert rows == [f"valid       {valid}", f"save        {save}"]
+
+
 class Own(BatchSampler):
     def __iter__(self) -> Iterator[list[int]]:
         return iter([[1, 2]])
