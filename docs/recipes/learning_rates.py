@@ -39,7 +39,7 @@ class Ramp(Digits):
         return config
 
     def train_batch(self):
-        share = self.iteration / self.total_iterations
+        share = self.iteration / self.config.training.max_iteration
         self.optimizer.set_lr(1e-6 * 1e7**share)  # from 1e-6 to 10
         super().train_batch()
 
