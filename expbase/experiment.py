@@ -298,7 +298,8 @@ class ExperimentBase(Events):
     def setup_visualizer(self) -> None:
         """Prepares VisualDL; its file is opened at the first record."""
         start = self.__run.start
-        self.visualizer = Visualizer(start.output_dir if start.writes else None, start.warn)
+        directory = start.output_dir if start.writes else None
+        self.visualizer = Visualizer(directory, start.warn, lambda: self.iteration)
 
     def setup_logger(self) -> None:
         """Opens this rank's text log."""

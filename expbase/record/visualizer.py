@@ -34,12 +34,17 @@ class Visualizer:
     Args:
         directory: Where the file is; None on ranks that write none.
         warn: Is called with what is shown otherwise than it was given.
+        iteration: Returns the step of what is added without one; without it each needs its own.
     """
 
     def __init__(
-        self, directory: str | Path | None, warn: Callable[[str], object] = warnings.warn
+        self,
+        directory: str | Path | None,
+        warn: Callable[[str], object] = warnings.warn,
+        iteration: Callable[[], Any] = lambda: None,
     ) -> None:
         self._warn = warn
+        self._iteration = iteration
         # Absolute: a later chdir in user code must not divert the log.
         path = None if directory is None else Path(os.path.abspath(directory)) / FILE_NAME
         self._file = _RecordFile(path)
@@ -55,7 +60,7 @@ class Visualizer:
             self._writer = _log_writer(self._file)
         return self._writer
 
-    def add_scalar(self, tag: str, value: Any, step: int) -> None:
+    def add_scalar(self, tag: str, value: Any, step: int | None = None) -> None:
         """Adds one point to a curve.
 
         Raises:
@@ -69,7 +74,7 @@ class Visualizer:
             raise TypeError(f"{_said('add_scalar', tag, value)}; expected one number.") from None
         self._add("scalar", tag, number, step)
 
-    def add_image(self, tag: str, image: Any, step: int) -> None:
+    def add_image(self, tag: str, image: Any, step: int | None = None) -> None:
         """Adds an image: [H, W], [H, W, 1], [H, W, 3] or [H, W, 4], floats from 0 to 1 or whole
         numbers up to 255.
 
@@ -80,7 +85,7 @@ class Visualizer:
         pixels = _pixels(tag, _numbers("add_image", tag, image))
         self._add("image", tag, pixels, step, dataformats="HW" if pixels.ndim == 2 else "HWC")
 
-    def add_figure(self, tag: str, figure: Any, step: int) -> None:
+    def add_figure(self, tag: str, figure: Any, step: int | None = None) -> None:
         """Adds a matplotlib figure; the caller closes it."""
         if not hasattr(figure, "savefig"):
             raise TypeError(
@@ -89,13 +94,15 @@ class Visualizer:
             )
         self._add("figure", tag, figure, step)
 
-    def add_text(self, tag: str, text: str, step: int) -> None:
+    def add_text(self, tag: str, text: str, step: int | None = None) -> None:
         """Adds a text."""
         if not isinstance(text, (str, bytes)):
             raise TypeError(f"{_said('add_text', tag, text)}; expected a text.")
         self._add("text", tag, text, step)
 
-    def add_audio(self, tag: str, samples: Any, step: int, *, sample_rate: int = 8000) -> None:
+    def add_audio(
+        self, tag: str, samples: Any, step: int | None = None, *, sample_rate: int = 8000
+    ) -> None:
         """Adds a sound: [N] samples, floats from -1 to 1 or int16; the rate is per second.
 
         Louder samples are clipped, with a warning. A ValueError for another shape or a nan.
@@ -113,7 +120,9 @@ class Visualizer:
             self._warn(f"add_audio: {tag!r} has values up to {loudest:.3g}, clipped to -1 … 1")
         self._add("audio", tag, sound.clip(-1, 1), step, sample_rate=int(sample_rate))
 
-    def add_histogram(self, tag: str, values: Any, step: int, *, buckets: int = 10) -> None:
+    def add_histogram(
+        self, tag: str, values: Any, step: int | None = None, *, buckets: int = 10
+    ) -> None:
         """Adds a histogram of numbers of any shape; a ValueError if one is not finite."""
         numbers = _numbers("add_histogram", tag, values)
         if not np.isfinite(numbers).all():
@@ -127,7 +136,7 @@ class Visualizer:
         if not isinstance(tag, str):
             raise TypeError(f"add_{kind}: tag={tag!r} given; expected a text.")
         try:
-            step = int(step)
+            step = int(self._iteration() if step is None else step)
         except (TypeError, ValueError):
             raise TypeError(
                 f"add_{kind}: {tag!r} has step={step!r}; expected a whole number, "
