@@ -110,6 +110,8 @@ def how_often(training: Mapping[str, Any], what: str) -> str:
     texts = [f"every {n:,} {unit}s" if n > 1 else f"every {unit}" for n, unit in counts if n]
     if not texts:
         return f"never: training.{what}_interval=0"
+    if texts == ["every epoch"] and not training["max_iteration"]:
+        return texts[0]  # of which the last one is the end
     return f"{' and '.join(texts)}, and at the end"
 
 

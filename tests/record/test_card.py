@@ -101,7 +101,9 @@ def test_the_card_says_which_limit_ends_the_run_and_after_how_many_updates(
     ("given", "valid", "save"),
     [
         ({}, "every 1,000 updates, and at the end", "every 1,000 updates, and at the end"),
-        ({"max_epoch": 3}, "every epoch, and at the end", "every epoch, and at the end"),
+        ({"max_epoch": 3}, "every epoch", "every epoch"),
+        ({"valid_every_epoch": 1}, "every epoch, and at the end",
+         "every 1,000 updates, and at the end"),
         ({"valid_interval": 0, "save_seconds": 60}, "never: training.valid_interval=0",
          "every 1,000 updates and every 60 seconds, and at the end"),
         ({"valid_interval": 1, "valid_every_epoch": 2, "save_interval": 0},
