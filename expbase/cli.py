@@ -22,10 +22,10 @@ from expbase.base.processes import ended_by_sigterm
 from expbase.base.streams import say, show, show_any_character
 from expbase.checkpoint.layout import CheckpointError
 from expbase.checkpoint.model_files import WeightsError
-from expbase.config import Config, ConfigError, dump_yaml, fill_in, flatten, nearest
-from expbase.defaults import check_training, defaults_of, limited
+from expbase.config import Config, ConfigError, dump_yaml, flatten, nearest
+from expbase.defaults import check_training, defaults_of, resolved
 from expbase.engine.run_dir import CONFIG
-from expbase.engine.start import Options, check_platform
+from expbase.engine.start import Options, check_platform, output_of
 from expbase.experiment import E, ExperimentBase
 from expbase.front import in_front, put_in_front, set_in_front
 from expbase.help_text import Paragraphs
@@ -34,7 +34,11 @@ from expbase.smoke import Smoke
 
 _OPTIONS = {
     "--data": ("PATH", "the data, for the experiment's own use (self.args.data)"),
-    "--output": ("DIR", "of the run; {key} is replaced by a config value: runs/lr{optim.lr}"),
+    "--output": (
+        "DIR",
+        "of the run; {key} is replaced by a config value: runs/lr{optim.lr} "
+        "(default: runs/ and the name of the class)",
+    ),
     "--checkpoint_path": ("DIR", "another run, RUN or RUN/best, to continue with its whole state"),
     "--init_model_path": ("PATH", "weights to start from: a file, RUN (its newest ones), RUN/best"),
     "--device": ("NAME", "cpu, gpu, gpu:0, xpu … (default: gpu if there is one, else cpu)"),
@@ -173,13 +177,13 @@ def main(
         args = _Given(**vars(_parse(parser, words, experiment)))
         config = load_config(experiment, args)
         if args.print_config:
-            show(dump_yaml(limited(config)), end="")
+            show(dump_yaml(resolved(config)), end="")
             return None
         check_options(args)
         args.nprocs = args.nprocs or -config.training.shares  # negative: at most so many
         if not args.nprocs:
             raise ConfigError("--nprocs: auto given; expected a number, or training.shares, too.")
-        args.output = fill_in(args.output or "", limited(config))
+        args.output = output_of(experiment, args.output, config)
         if Options.of(args).inspected is not None:
             config = load_config(experiment, args, Path(args.output) / CONFIG)
     with contextlib.ExitStack() as stack:
@@ -216,9 +220,7 @@ def _parse(
 
 
 def check_options(args: argparse.Namespace) -> None:
-    """Raises a ConfigError if an option is missing, or cannot be done here."""
-    if not args.output and not args.smoke:
-        raise ConfigError("--output: not given; expected the directory of the run.")
+    """Raises a ConfigError if an option cannot be done here."""
     if args.restarts and collectives.world_size() > 1:
         raise ConfigError(
             "--restarts: given to a process of paddle's launcher; expected the launcher's own "

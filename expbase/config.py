@@ -47,6 +47,9 @@ class Config(CfgNode):  # type: ignore[misc]  # yacs has no types
     ConfigError, which leaves the config as it was.
     """
 
+    training: TrainingConfig
+    """The section that every experiment has, in its whole config."""
+
     def __init__(
         self,
         init_dict: Mapping[str, Any] | None = None,
@@ -117,6 +120,73 @@ class Config(CfgNode):  # type: ignore[misc]  # yacs has no types
             ConfigError: There is no such key, or its value has another type.
         """
         self.update(_merged(self, other, source))
+
+
+# What follows from other keys; setup puts a number in its place: defaults.resolved.
+BY_DEFAULT: Any = None
+
+
+class TrainingConfig(Config):
+    """The keys of the section `training`: types, defaults, units. Keys of your own may be added."""
+
+    # When to end.
+    max_iteration: int = 0
+    """Iterations until the end; 0: no limit, but 10000 if max_epoch is 0, too."""
+    max_epoch: int = 0
+    """Epochs until the end; 0: no limit. Training ends at whichever limit comes first."""
+    # How often something happens.
+    valid_interval: int = BY_DEFAULT
+    """Iterations from one validation to the next; 0: never by iterations. By default 1000; 0 if
+    valid_every_epoch is given, or if max_epoch alone ends the run: then it is once per epoch."""
+    save_interval: int = BY_DEFAULT
+    """Iterations from one checkpoint to the next; 0: never by iterations. By default 1000; 0 if
+    save_every_epoch is given, or if max_epoch alone ends the run: then it is once per epoch."""
+    log_interval: int = 10
+    """Iterations from one line of the log to the next; 0: never."""
+    valid_every_epoch: int = 0
+    """Epochs from one validation to the next; 0: never by epochs."""
+    save_every_epoch: int = 0
+    """Epochs from one checkpoint to the next; 0: never by epochs."""
+    save_seconds: int = 0
+    """Seconds from one checkpoint to the next, whatever the iteration is; 0: never by the clock."""
+    accumulation_steps: int = 1
+    """Batches of an update on each rank."""
+    shares: int = 0
+    """Batches of an update on all ranks, however many: a power of two; 0: accumulation_steps of
+    each rank."""
+    # Repeatability.
+    seed: int = 0
+    """Of all random numbers."""
+    deterministic: bool = False
+    """Whether the device uses repeatable kernels only."""
+    # Which checkpoints are kept.
+    keep_last: int = 3
+    """How many of the newest checkpoints are kept; 0: all."""
+    keep_every: int = 0
+    """Iterations; a checkpoint whose iteration is a multiple of it is kept, too; 0: none."""
+    keep_best: int = 1
+    """How many of the best checkpoints by `monitor` are kept, too; 0: none."""
+    monitor: str = ""
+    """The metric of valid() that says which checkpoint is best, "accuracy" say; "": none."""
+    monitor_mode: str = "max"
+    """Whether more of `monitor` is better ("max") or less ("min")."""
+    # Limits.
+    time_limit_seconds: int = 0
+    """Seconds after which a start saves and stops; 0: none."""
+    hang_seconds: int = 600
+    """Seconds without progress until the stacks of all threads are logged; 0: never."""
+    hang_action: str = "report"
+    """What a rank does then: "report", or "end", as by a failure."""
+    # Checks.
+    nonfinite: str = "error"
+    """What a logged training scalar that is not finite does: "error", "warn" or "ignore"."""
+
+
+TRAINING = {key: vars(TrainingConfig)[key] for key in TrainingConfig.__annotations__}
+for _key in TRAINING:  # as attributes of the class they would hide the items of a section
+    delattr(TrainingConfig, _key)
+# What a value that is given for one of those by default is like.
+_EXAMPLES = {f"training.{key}": 1000 for key, value in TRAINING.items() if value is BY_DEFAULT}
 
 
 def _check_key(key: str, *value: Any) -> None:
@@ -238,6 +308,8 @@ def _check_types(value: Any, key: str = "") -> None:
 
 def coerced(value: Any, default: Any, key: str, source: str) -> Any:
     """Returns the value as the default's type, if a person would read it so."""
+    if default is BY_DEFAULT and values_of(value) not in (BY_DEFAULT, "None"):
+        default = _EXAMPLES.get(key)
     try:
         converted = _converted(value, [default])
         _check_types(converted)

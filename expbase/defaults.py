@@ -1,7 +1,10 @@
-"""The `training` section of a config: its keys, their defaults, units and choices.
+"""The `training` section of a config: filled with its defaults, checked, resolved.
+
+Its keys, their defaults and units: TrainingConfig, in config.py.
 
 config = fill({"training": {"max_iteration": 400, "valid_interval": 100, "save_interval": 100}})
 check_training(config.training)
+resolved(config).training.valid_every_epoch
 """
 
 from __future__ import annotations
@@ -10,41 +13,21 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from expbase.config import Config, ConfigError, coerced, nearest, refuse_gone
+from expbase.config import (
+    BY_DEFAULT,
+    TRAINING,
+    Config,
+    ConfigError,
+    TrainingConfig,
+    coerced,
+    nearest,
+    refuse_gone,
+)
 
-_TRAINING: dict[str, Any] = {
-    # When to end.
-    "max_iteration": 0,  # iterations; 0: no limit, but 10000 if max_epoch is 0, too
-    "max_epoch": 0,  # epochs; 0: no limit
-    # How often something happens.
-    "valid_interval": 1000,  # iterations; 0: never
-    "save_interval": 1000,  # iterations; 0: never
-    "log_interval": 10,  # iterations; 0: never
-    "valid_every_epoch": 0,  # epochs; 0: never
-    "save_every_epoch": 0,  # epochs; 0: never
-    "save_seconds": 0,  # seconds since the newest checkpoint; 0: never
-    "accumulation_steps": 1,  # batches of an update on each rank
-    "shares": 0,  # batches of an update on all ranks, however many: a power of two; 0: as above
-    # Repeatability.
-    "seed": 0,  # of all random numbers
-    "deterministic": False,  # whether the device uses repeatable kernels only
-    # Which checkpoints are kept.
-    "keep_last": 3,  # the newest n; 0: all
-    "keep_every": 0,  # and the one at every n-th iteration; 0: none
-    "keep_best": 1,  # and the best n by `monitor`; 0: none
-    "monitor": "",  # a metric of valid(), for example "accuracy"; "": none
-    "monitor_mode": "max",  # whether more is better ("max") or less ("min")
-    # Limits.
-    "time_limit_seconds": 0,  # seconds after which a start saves and stops; 0: none
-    "hang_seconds": 600,  # seconds without progress until stacks are logged; 0: never
-    "hang_action": "report",  # what a rank does then: "report", or "end", as by a failure
-    # Checks.
-    "nonfinite": "error",  # if a loss is not finite: "error", "warn" or "ignore"
-}
-
-# Where nothing else limits training. As a default nobody could tell it from a value that is meant,
-# and it would end a run of `training.max_epoch=60` in its middle.
+# What holds where nothing is given. As defaults nobody could tell them from values that are meant:
+# they would end a run of `training.max_epoch=60` in its middle, and validate it between two epochs.
 _LIMIT = 10000
+_INTERVAL = 1000
 _REQUIRED = ("max_iteration", "valid_interval", "save_interval")
 # How much like one of ours a key of a user's may be: `max_epcoh` is too much like max_epoch, and
 # `plot_interval` is not too much like log_interval.
@@ -56,34 +39,30 @@ _CHOICES = {
 }
 
 
-def get_default_training_config() -> Config:
-    """Makes the `training` section that every experiment has.
-
-    Returns:
-        A new one, with the default values.
-    """
-    return Config(_TRAINING)
+def get_default_training_config() -> TrainingConfig:
+    """Returns the `training` section that every experiment has, with its defaults."""
+    return TrainingConfig(TRAINING)
 
 
 def fill(config: Mapping[str, Any]) -> Config:
     """Returns a copy of an experiment's config with the training keys that it leaves out.
 
     Raises:
-        ConfigError: One of its three required keys is missing (of max_iteration and max_epoch one
-            is enough), a key is misspelt, or a value has a wrong type.
+        ConfigError: One of its three required keys is missing (max_epoch alone is enough), a key is
+            misspelt, or a value has a wrong type.
     """
     given = (config or {}).get("training") or {}
-    there = {"max_iteration", *given} if "max_epoch" in given else given
-    if missing := [key for key in _REQUIRED if key not in there]:
+    missing = [key for key in _REQUIRED if key not in given]
+    if missing and "max_epoch" not in given:
         raise ConfigError(
             f"config: training.{missing[0]} is missing; expected a section `training` with whole "
             f"numbers for {', '.join(_REQUIRED)}. Begin default_config with `config = "
             "super().default_config()` or get_default_training_config(), and return the config."
         )
-    training: dict[str, Any] = {**_TRAINING}
+    training: dict[str, Any] = {**TRAINING}
     for key, value in given.items():
         refuse_gone(f"training.{key}")
-        near = [] if key in training else nearest(key, _TRAINING, _TOO_ALIKE)
+        near = [] if key in training else nearest(key, TRAINING, _TOO_ALIKE)
         if near:  # a user may add keys; one that is all but the name of ours is a mistake
             raise ConfigError(
                 f"training: unknown key {key!r}. Did you mean {near[0]!r}? "
@@ -114,10 +93,11 @@ def defaults_of(experiment: Any) -> Config:
 
 def check_training(training: Mapping[str, Any]) -> None:
     """Raises a ConfigError if a value of a training section is out of range or no choice."""
-    for key, default in _TRAINING.items():
+    for key, default in TRAINING.items():
         value = training[key]
         where = f"training.{key}"
-        if isinstance(default, int) and not isinstance(default, bool):
+        is_number = isinstance(default, int) and not isinstance(default, bool)
+        if is_number or (default is BY_DEFAULT and value is not BY_DEFAULT):
             least = 1 if key == "accumulation_steps" else 0
             if value < least:
                 raise ConfigError(f"{where}: {value!r} given; expected {least} or more.")
@@ -131,12 +111,20 @@ def check_training(training: Mapping[str, Any]) -> None:
         raise ConfigError("training.accumulation_steps: expected 1 with training.shares.")
 
 
-def limited(config: Config) -> Config:
-    """Returns a copy whose limit is 10000 iterations if it has none.
+def resolved(config: Config) -> Config:
+    """Returns a copy with the numbers of the keys of `training` that follow from others.
 
-    In setup the config itself gets it, and not before: a script may still set `max_epoch`.
+    In setup the config itself gets them, and not before: a script may still set `max_epoch`.
     """
     copy: Config = config.clone()
-    if not copy.training["max_iteration"] and not copy.training["max_epoch"]:
-        copy.training["max_iteration"] = _LIMIT
+    training: Any = copy.training
+    is_by_epochs = training.max_epoch > 0 and not training.max_iteration
+    if not training.max_iteration and not training.max_epoch:
+        training.max_iteration = _LIMIT
+    for what in ("valid", "save"):
+        interval, every_epoch = f"{what}_interval", f"{what}_every_epoch"
+        if training[interval] is BY_DEFAULT:
+            if is_by_epochs and not training[every_epoch]:
+                training[every_epoch] = 1
+            training[interval] = 0 if training[every_epoch] else _INTERVAL
     return copy

@@ -69,9 +69,9 @@ class ExperimentBase(Events):
 
     Args:
         config: With a section `training`; what is missing in it gets its default.
-        args: The options of the command line, of which `output` is needed: where the run is.
-            `device`, `checkpoint_path`, `init_model_path`, `fresh`, `force`, `evaluate` and
-            `export` are used if there; `--help` of a script explains them.
+        args: The options of the command line, as far as they are there: `output` (by default
+            `runs/` and the name of the class), `device`, `checkpoint_path`, `init_model_path`,
+            `fresh`, `force`, `evaluate` and `export`; `--help` of a script explains them.
 
     Raises:
         TypeError: A method is missing, or cannot be called as the base class calls it.
@@ -146,6 +146,17 @@ class ExperimentBase(Events):
     def batches_per_epoch(self) -> int | None:
         """Batches of an epoch on this rank; None if unknown, or before setup_dataloader."""
         return self.__run.data.adapter.batches_per_epoch
+
+    @property
+    def total_iterations(self) -> int | None:
+        """The iteration at which the config ends this run, by max_iteration or max_epoch.
+
+        None if nobody knows: the loader has no length, or is not set up yet. Accumulation, shares
+        and ranks are counted as the loop counts them.
+
+            schedule = paddle.optimizer.lr.CosineAnnealingDecay(0.1, self.total_iterations)
+        """
+        return self.__run.loop.total_iterations
 
     @property
     def finished(self) -> bool:
@@ -329,7 +340,8 @@ class ExperimentBase(Events):
     def setup_visualizer(self) -> None:
         """Sets self.visualizer; VisualDL's file is opened at the first record."""
         start = self.__run.start
-        self.visualizer = Visualizer(start.output_dir if start.writes else None, start.warn)
+        directory = start.output_dir if start.writes else None
+        self.visualizer = Visualizer(directory, start.warn, lambda: self.iteration)
 
     def setup_logger(self) -> None:
         """Opens the text log of this rank, worker_RANK.log."""

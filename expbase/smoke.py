@@ -30,16 +30,18 @@ class Smoke(ExperimentBase):
     is_trial = True  # listeners with every=100 act at the first time, too
     smoke_updates = 0
     smoke_is_trained = False
-    smoke_did = "validated, saved and loaded"
+    smoke_did = ""
     finished = False  # training was broken off
 
     def __init__(self, config: Mapping[str, Any], args: argparse.Namespace) -> None:
         config = fill(config)
         # Of two iterations in a row one is even: wherever training begins, both happen.
         config.training.update(log_interval=1, save_interval=UPDATES)
-        if type(self).valid is not ExperimentBase.valid:
+        validates = type(self).valid is not ExperimentBase.valid
+        if validates:
             config.training.valid_interval = UPDATES
         super().__init__(config, args)
+        self.smoke_did = "validated, saved and loaded" if validates else "saved and loaded"
 
     def train_batch(self) -> None:
         """Makes an update, and asks for the end after a few."""
@@ -71,7 +73,7 @@ class Smoke(ExperimentBase):
             self.load_checkpoint("last")
             if getattr(self, "input_spec", None) is not None:
                 self.export(self.output_dir / "export" / "model")
-                self.smoke_did = "validated, saved, loaded and exported"
+                self.smoke_did = self.smoke_did.replace(" and", ",") + " and exported"
 
     def run(self) -> None:
         """Runs, and says on rank 0 that it went well."""

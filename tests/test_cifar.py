@@ -24,7 +24,8 @@ from visualdl import LogReader
 from expbase import ConfigError
 
 FOLDER = Path(__file__).parents[1] / "experiments/cifar"
-SHORT = ["data.num_valid=20", "data.batch_size=8", "model.width=4", "optim.warmup_epochs=1"]
+SHORT = ["data.num_valid=20", "data.batch_size=8", "model.width=4"]
+SHORT += ["optim.warmup_iterations=5"]
 SHORT += ["training.max_epoch=2", "training.valid_every_epoch=1", "training.log_interval=2"]
 SHORT += ["training.save_every_epoch=0", "training.save_interval=3"]
 UPDATES = 10  # of 80 images in two epochs, two batches of 8 each
@@ -97,7 +98,7 @@ def test_it_trains_is_continued_to_the_same_bits_tested_and_exported(
     [
         ("0", "expected 1 to 99, of the 100 training images"),
         ("100", "expected 1 to 99, of"),
-        ("-1 training.valid_every_epoch=0", "expected 0 to 99, of"),
+        ("-1 training.valid_interval=0 training.valid_every_epoch=0", "expected 0 to 99, of"),
     ],
 )
 def test_how_many_images_are_held_out_is_checked(

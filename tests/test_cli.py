@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import pickle
 import signal
@@ -19,9 +20,9 @@ from tiny import Tiny
 
 from expbase import Config, ConfigError, ExperimentBase, default_argument_parser, front, main
 from expbase.checkpoint.layout import CheckpointError
-from expbase.cli import fill_in, load_config, report_user_errors
-from expbase.config import load_yaml
-from expbase.defaults import limited
+from expbase.cli import load_config, report_user_errors
+from expbase.config import fill_in, load_yaml
+from expbase.defaults import resolved
 from expbase.front import put_in_front
 from expbase.ranks import collectives, launch
 
@@ -112,7 +113,7 @@ def test_print_config_prints_what_load_yaml_reads_back_and_ends(
     main(Demo, argv=["optim.lr=1e-5", "--print_config", "training.seed=3"])
     path = tmp_path / "printed.yaml"
     path.write_text(capsys.readouterr().out)
-    assert load_yaml(path) == limited(loaded("optim.lr=1e-5", "training.seed=3"))
+    assert load_yaml(path) == resolved(loaded("optim.lr=1e-5", "training.seed=3"))
     assert load_yaml(path)["optim"]["lr"] == 1e-5
 
 
@@ -128,7 +129,10 @@ def test_options_reach_the_training_keys_that_the_defaults_leave_out(
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
-        ([], "--output: not given; expected the directory of the run."),
+        (
+            ["--output", ""],
+            "--output: '' given; expected the directory of the run, or no",
+        ),
         (["--output", "x", "training.sed=1"], "unknown key 'training.sed'. Did you mean"),
         (["--config", "no.yaml"], "no.yaml: cannot be read"),
         (
@@ -219,6 +223,22 @@ def test_auto_needs_shares_without_which_the_bits_would_be_those_of_the_machine(
     text = "--nprocs: auto given; expected a number, or training.shares, too."
     assert text in capsys.readouterr().err
     assert not [*tmp_path.iterdir()]
+
+
+def test_without_an_output_a_run_is_in_a_directory_that_the_class_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["--device=cpu", "training.max_iteration=2"]
+    exp = main(Tiny, argv=words)
+    assert exp.args.output == "runs/Tiny"
+    assert exp.output_dir == tmp_path / "runs/Tiny"
+    main(Tiny, argv=words)
+    assert "FINISHED already" in (exp.output_dir / "worker_0.log").read_text()
+    main(Tiny, argv=["--device=cpu", "--evaluate=last"])
+    assert json.loads(capsys.readouterr().out)["iteration"] == 2
+    with pytest.raises(SystemExit, match="runs/Tiny' holds a run of another config"):
+        main(Tiny, argv=[*words, "training.seed=1"])
 
 
 def test_config_values_fill_the_output_path() -> None:

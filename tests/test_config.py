@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
@@ -16,12 +16,12 @@ from tiny import Tiny, trained
 
 from expbase import Config, ConfigError, default_argument_parser, get_default_training_config
 from expbase.cli import load_config
-from expbase.config import differences, dump_yaml, flatten, load_yaml
-from expbase.defaults import check_training, fill, limited
+from expbase.config import TrainingConfig, differences, dump_yaml, flatten, load_yaml
+from expbase.defaults import check_training, fill, resolved
 
 DEFAULTS = {
     "max_iteration": 0, "max_epoch": 0,
-    "valid_interval": 1000, "save_interval": 1000, "log_interval": 10,
+    "valid_interval": None, "save_interval": None, "log_interval": 10,
     "valid_every_epoch": 0, "save_every_epoch": 0, "save_seconds": 0,
     "accumulation_steps": 1, "shares": 0,
     "seed": 0, "deterministic": False,
@@ -78,6 +78,8 @@ def test_the_training_section_has_the_documented_keys_values_and_types() -> None
         ("optim.lr", "1", 1.0),
         ("optim.lr", "1e-3", 0.001),
         ("training.max_iteration", "1e5", 100000),
+        ("training.valid_interval", "1e5", 100000),
+        ("training.save_interval", "null", None),
         ("training.deterministic", "true", True),
         ("training.deterministic", "False", False),
     ],
@@ -401,27 +403,53 @@ def test_a_key_with_a_dot_is_one_in_a_section(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "counts"),
+    ("given", "limits", "valid", "save"),
     [
-        ({}, (10000, 0)),
-        ({"max_iteration": 7}, (7, 0)),
-        ({"max_epoch": 60}, (0, 60)),
-        ({"max_iteration": 7, "max_epoch": 60}, (7, 60)),
+        ({}, (10000, 0), (1000, 0), (1000, 0)),
+        ({"max_iteration": 7}, (7, 0), (1000, 0), (1000, 0)),
+        # By epochs alone: once per epoch, each that is not given otherwise.
+        ({"max_epoch": 60}, (0, 60), (0, 1), (0, 1)),
+        ({"max_epoch": 60, "valid_interval": 50}, (0, 60), (50, 0), (0, 1)),
+        ({"max_epoch": 60, "valid_interval": 1000}, (0, 60), (1000, 0), (0, 1)),
+        ({"max_epoch": 60, "save_interval": 0}, (0, 60), (0, 1), (0, 0)),
+        ({"max_epoch": 60, "save_every_epoch": 5}, (0, 60), (0, 1), (0, 5)),
+        ({"max_epoch": 60, "max_iteration": 7}, (7, 60), (1000, 0), (1000, 0)),
+        # A number of epochs that is given is no addition to a default.
+        ({"max_iteration": 7, "valid_every_epoch": 2}, (7, 0), (0, 2), (1000, 0)),
+        ({"valid_every_epoch": 2, "valid_interval": 9}, (10000, 0), (9, 2), (1000, 0)),
     ],
 )
-def test_ten_thousand_iterations_count_where_there_is_no_other_limit(
-    given: dict[str, int], counts: tuple[int, int]
+def test_what_is_not_given_follows_from_how_training_ends(
+    given: dict[str, int],
+    limits: tuple[int, int],
+    valid: tuple[int, int],
+    save: tuple[int, int],
 ) -> None:
     config = defaults()
     config.training.update(given)
-    training = limited(config).training
-    assert (training.max_iteration, training.max_epoch) == counts
-    assert limited(limited(config)) == limited(config)
+    training = resolved(config).training
+    assert (training.max_iteration, training.max_epoch) == limits
+    assert (training.valid_interval, training.valid_every_epoch) == valid
+    assert (training.save_interval, training.save_every_epoch) == save
+    assert resolved(resolved(config)) == resolved(config)
+
+
+def test_an_interval_of_another_type_is_refused_where_it_is_written() -> None:
+    text = "options: training.valid_interval: 'often' given; expected a whole number like 1000."
+    assert complaint(from_options, "training.valid_interval=often") == text
 
 
 def test_a_limit_of_epochs_is_enough() -> None:
-    given = {"max_epoch": 2, "valid_interval": 2, "save_interval": 2}
-    assert complete({"training": given}).training == {**DEFAULTS, **given}
+    for given in ({"max_epoch": 2}, {"max_epoch": 2, "valid_interval": 2}):
+        assert complete({"training": given}).training == {**DEFAULTS, **given}
+
+
+def test_the_types_of_the_keys_are_those_of_their_defaults() -> None:
+    types = get_type_hints(TrainingConfig)
+    assert {*DEFAULTS} == {*types} - {"training"}  # which every Config may have
+    for key, default in DEFAULTS.items():
+        assert types[key] is (int if default is None else type(default)), key
+        assert not hasattr(TrainingConfig, key)  # it would hide the item
 
 
 def test_differences_name_full_keys_with_both_values() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import paddle
 import pytest
 from paddle.io import DataLoader
-from tiny import Notes, Points, Tiny, curve, make, saved, trained, training_config
+from tiny import Notes, Points, Tiny, curve, make, metrics, saved, trained, training_config
 
 from expbase import Config, ConfigError, ExperimentBase
 from expbase.engine.life import Life
@@ -30,7 +30,7 @@ def test_a_missing_method_is_named_at_construction(tmp_path: Path) -> None:
 
         def train_batch(self) -> None: ...
 
-    with pytest.raises(TypeError, match="Half: setup_dataloader, valid not defined"):
+    with pytest.raises(TypeError, match="Half: setup_dataloader not defined"):
         make(Half, tmp_path)
 
 
@@ -49,10 +49,18 @@ def test_a_mistyped_method_is_named_beside_the_missing_one(tmp_path: Path) -> No
         make(Mistyped, tmp_path)
 
 
-@pytest.mark.parametrize("output", [None, ""])
-def test_no_output_is_an_error_at_construction(output: str | None) -> None:
-    with pytest.raises(ConfigError, match=r"--output: not given"):
-        Tiny(training_config(), argparse.Namespace(output=output, device="cpu"))
+@pytest.mark.parametrize("args", [{}, {"output": None}])
+def test_the_class_names_the_output_directory_where_none_is_given(
+    args: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    exp = Tiny(training_config(), argparse.Namespace(**args))
+    assert exp.output_dir == tmp_path / "runs/Tiny"
+
+
+def test_an_empty_output_is_an_error_at_construction() -> None:
+    with pytest.raises(ConfigError, match=r"--output: '' given; expected the directory"):
+        Tiny(training_config(), argparse.Namespace(output="", device="cpu"))
 
 
 def test_three_training_keys_and_two_args_are_enough(tmp_path: Path) -> None:
@@ -404,16 +412,79 @@ def test_a_stateful_object_that_appears_after_setup_is_an_error(tmp_path: Path) 
         trained(Late, tmp_path / "run")
 
 
-def test_valid_is_needed_only_where_something_is_validated(tmp_path: Path) -> None:
+class Unmeasured(Tiny):
+    """Tiny without a validation, and without data for one."""
+
+    valid = ExperimentBase.valid  # type: ignore[assignment]
+
+    def setup_dataloader(self) -> None:
+        super().setup_dataloader()
+        self.valid_loader = None
+
+
+def test_an_experiment_without_valid_trains_and_one_line_says_that_nothing_is_validated(
+    tmp_path: Path,
+) -> None:
+    copied = Notes()
+
+    class Copied(Unmeasured):
+        def on_save_checkpoint(self) -> None:
+            copied.append(self.iteration)
+
+    for training in ({}, {"valid_interval": 1}, {"valid_every_epoch": 1, "max_epoch": 1}):
+        output = tmp_path / str(len([*tmp_path.iterdir()]))
+        assert trained(Copied, output, save_interval=4, keep_best=2, **training).finished
+        text = (output / "worker_0.log").read_text()
+        assert re.findall(r"valid  .*", text) == ["valid       never: Copied has no valid()"]
+        assert not any("valid/" in name for line in metrics(output) for name in line)
+        assert saved(output) == [4, 6]
+    assert copied == [4, 6] * 3  # and none before a validation
+    with put_in_front(Smoke):
+        exp = trained(Unmeasured, tmp_path / "smoke")
+    assert exp.smoke_did == "saved and loaded"
+
+
+def test_a_run_whose_code_has_lost_its_valid_goes_on_without_the_validation_that_was_due(
+    tmp_path: Path,
+) -> None:
+    class Failing(Tiny):
+        def valid(self) -> dict[str, float]:
+            raise ArithmeticError("no")
+
+    with pytest.raises(ArithmeticError):
+        trained(Failing, tmp_path, max_iteration=3)
+    assert trained(Unmeasured, tmp_path, max_iteration=4).finished
+
+
+def test_data_to_validate_with_needs_a_method_that_does_it(tmp_path: Path) -> None:
     class Without(Tiny):
         valid = ExperimentBase.valid  # type: ignore[assignment]
 
-    with pytest.raises(TypeError, match=r"Without: valid not defined; .*valid_interval=0"):
-        make(Without, tmp_path)
-    exp = trained(Without, tmp_path, valid_interval=0)
-    assert exp.iteration == 6
+        def validate(self) -> None: ...
+
+    text = (
+        "Without: self.valid_loader is set, and valid not defined; expected `def valid(self):` "
+        "with `for batch in self.valid_batches(): self.log(…)`, or no self.valid_loader, or "
+        "training.valid_interval=0. By validate, did you mean valid?"
+    )
+    with pytest.raises(TypeError, match=re.escape(text)):
+        make(Without, tmp_path / "run").setup()
+    assert trained(Without, tmp_path / "never", valid_interval=0).iteration == 6
     with put_in_front(Smoke):
         assert trained(Without, tmp_path / "smoke", valid_interval=0).smoke_is_trained
+
+
+def test_what_needs_valid_names_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^training\.monitor: 'loss' given, and Unmeasured"):
+        make(Unmeasured, tmp_path / "run", monitor="loss")
+    trained(Unmeasured, tmp_path / "run")
+    with pytest.raises(TypeError, match=r"Unmeasured: valid not defined; expected the methods"):
+        make(Unmeasured, tmp_path / "run", {"evaluate": "last"})
+    make(Unmeasured, tmp_path / "run", {"export": "last"})  # which needs none
+    exp = make(Unmeasured, tmp_path / "other")
+    exp.setup()
+    with exp.closing(), pytest.raises(TypeError, match=r"^evaluate: calls valid, and Unmeasured"):
+        exp.evaluate()
 
 
 @pytest.mark.parametrize("name", ["setup_checkpointer", "check_setup", "setup_logger", "new_epoch"])

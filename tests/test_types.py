@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import itertools
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 from expbase import ExperimentBase
+from expbase.config import TRAINING, TrainingConfig
 
 RECIPES = Path(__file__).parents[1] / "docs" / "recipes"
 SCRIPT = """
@@ -20,8 +23,11 @@ class Mine(ExperimentBase):
         reveal_type(self.iteration)
         reveal_type(self.output_dir)
         reveal_type(self.logger)
-        reveal_type(self.visualizer)
-        reveal_type(self.internals.num_shares)
+        reveal_type(self.total_iterations)
+        reveal_type(self.config.training.max_epoch)
+        reveal_type(self.config.training.valid_interval)
+        reveal_type(self.config.training.a_key_of_ones_own)
+        self.config.training.seed = "0"
         self.rank = 3
         self.train_loader, self.valid_loader, self.model = [1], None, print
 def test_it_learns() -> None:
@@ -61,14 +67,17 @@ def test_a_type_checker_outside_of_the_repository_knows_expbase(tmp_path: Path) 
         ("7", "int"),
         ("8", "pathlib.Path"),
         ("9", "logging.Logger"),
-        ("10", "expbase.record.visualizer.Visualizer"),
+        ("10", "int | None"),
         ("11", "int"),
-        ("17", "mine.Mine | Any"),
-        ("22", "list[int]"),
-        ("23", "mine.Mine"),
+        ("12", "int"),
+        ("13", "Any"),
+        ("19", "mine.Mine | Any"),
+        ("20", "mine.Mine"),
     ]
     errors = [line for line in said.splitlines() if ": error: " in line]
     assert [error.partition("error: ")[2] for error in errors] == [
+        'Incompatible types in assignment (expression has type "str", variable has type "int")  '
+        "[assignment]",
         'Property "rank" defined in "ExperimentBase" is read-only  [misc]',
         'Argument 2 to "Mine" has incompatible type "int"; expected "Namespace"  [arg-type]',
     ]
@@ -85,3 +94,26 @@ def test_help_shows_what_an_experiment_is_made_with() -> None:
     assert [*inspect.signature(ExperimentBase).parameters] == ["config", "args"]
     assert [*inspect.signature(Mine).parameters] == ["config", "args"]
     assert [*inspect.signature(Other).parameters] == ["number"]
+
+
+def test_every_public_attribute_has_a_type_and_says_what_it_is() -> None:
+    members = vars(ExperimentBase)
+    public = {name: value for name, value in members.items() if not name.startswith("_")}
+    properties = {name: value for name, value in public.items() if isinstance(value, property)}
+    assert len(properties) > 20
+    for name, value in properties.items():
+        assert value.fget is not None
+        assert inspect.signature(value.fget).return_annotation is not inspect.Signature.empty, name
+        assert value.__doc__, name
+
+
+def test_an_editor_shows_a_text_at_every_key_of_training() -> None:
+    [section] = ast.parse(inspect.getsource(TrainingConfig)).body
+    assert isinstance(section, ast.ClassDef)
+    pairs = list(itertools.pairwise(section.body))
+    keys = [
+        (node.target.id, isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant))
+        for node, after in pairs
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    ]
+    assert keys == [(key, True) for key in TRAINING]

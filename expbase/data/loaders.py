@@ -17,6 +17,7 @@ import itertools
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from paddle.io import DataLoader, IterableDataset
@@ -144,6 +145,12 @@ class LoaderAdapter:
         self.loader = loader
         self.name = name
         self.shard = shard
+
+    def updates_per_epoch(self, accumulation_steps: int) -> Fraction | None:
+        """Returns how many updates an epoch has; None: unknown. One may lie in two epochs."""
+        batches = self.batches_per_epoch
+        of_an_update = accumulation_steps * self.shard.batches
+        return None if batches is None else Fraction(batches, of_an_update)
 
     @property
     def batch_size(self) -> int | None:

@@ -73,8 +73,7 @@ def explain_schedule(error: BaseException) -> None:
             error,
             "A schedule of the learning rate is given a length that is no positive number: the "
             "run is shorter than its warm-up, or training.max_iteration is 0, since max_epoch "
-            "ends the run. Expected a shorter warm-up or a longer run, or "
-            "training.max_epoch * self.batches_per_epoch.",
+            "ends the run. Expected a shorter warm-up or a longer run, or self.total_iterations.",
         )
 
 

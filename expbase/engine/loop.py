@@ -31,6 +31,7 @@ from expbase.engine.due import (
     due_at,
     is_last,
     is_wanted,
+    limits,
 )
 from expbase.engine.evaluation import Evaluation, check_group, check_metric
 from expbase.engine.first_updates import LOOK_AFTER, FirstUpdates, steps_by_epochs
@@ -121,6 +122,13 @@ class Loop:
     def is_last(self) -> bool:
         """Whether the config asks for no iteration after the present one."""
         return is_last(self._training, self.iteration, self.epochs_ended)
+
+    @property
+    def total_iterations(self) -> int | None:
+        """The iteration at which the config ends training; None: unknown, or not set up yet."""
+        training = self._training
+        per_epoch = self._data.adapter.updates_per_epoch(training.accumulation_steps)
+        return next((limit.updates for limit in limits(training, per_epoch)), None)
 
     @property
     def epochs_ended(self) -> int:
@@ -221,9 +229,8 @@ class Loop:
             self._check_finite()  # waits for the device: that is training's time
             rates = self._state.learning_rates()
             self._report.line(self.iteration, self.epoch, rates, self._events.fire)
-        self.todo = due.follows
+        self.todo = self._without_validations(due.follows)
         if self._is_recorded("valid"):  # by an evaluate() in on_train_batch_end
-            self.todo = [what for what in due.follows if what == END_EPOCH]
             self._note_validation()
         if due.checkpoint or self._save_requested:  # before what follows, which may fail
             self._save_now()
@@ -241,6 +248,7 @@ class Loop:
             self.note_begin()
             self.note_parameters()
         self._loop_began = self.iteration
+        self.todo = self._without_validations(self.todo)  # the code may have no valid() any more
         if self.todo:
             self._do_what_follows()
         else:
@@ -286,6 +294,12 @@ class Loop:
             self._note_validation()
         except ValidationLeft:
             self._write_what_was_trained()
+
+    def _without_validations(self, todo: list[str]) -> list[str]:
+        """Returns the list as it is, unless this iteration has its validation, or there is none."""
+        if self._start.has_valid and not self._is_recorded("valid"):
+            return todo
+        return [what for what in todo if what == END_EPOCH]
 
     def _do(self, what: str) -> None:
         if what == END_EPOCH:
@@ -443,6 +457,11 @@ class Loop:
         """Returns what valid() returns on rank 0, and records it; see ExperimentBase."""
         experiment = self._experiment
         evaluation = self._evaluation
+        if not self._start.has_valid:
+            raise TypeError(
+                f"evaluate: calls valid, and {type(experiment).__name__} has none; expected "
+                "`def valid(self):` with `for batch in self.valid_batches(): self.log(…)`."
+            )
         name = self._name_of(loader, name)
         with evaluation.begin("valid", self.iteration, loader):
             self._events.fire("on_evaluate_begin")

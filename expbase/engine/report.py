@@ -12,7 +12,6 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from fractions import Fraction
 from typing import Any
 
 from expbase.base.device import peak_memory
@@ -20,7 +19,7 @@ from expbase.base.streams import say
 from expbase.checkpoint.checkpointer import Checkpointer
 from expbase.config import differences
 from expbase.data.position import DataPosition
-from expbase.defaults import defaults_of, limited
+from expbase.defaults import defaults_of
 from expbase.engine import due
 from expbase.engine.start import Start
 from expbase.engine.stop import StopReason
@@ -61,6 +60,7 @@ class Report:
         self._data = data
         self._checkpointer = checkpointer
         self._log_is_of_all = log_is_of_all
+        self._changes: dict[str, Any] = {}  # what is not by default in the config
         self._last: Mapping[str, float] = {}  # what the last line of training said
         self._show: Callable[..., None] | None = None  # draws the progress bar, if there is one
         self._moved_at = 0.0  # when it was drawn
@@ -119,23 +119,35 @@ class Report:
         if means:
             self._logger.info("%s[%d] %s", what, iteration, words(means))
 
+    def note_config(self) -> None:
+        """Notes what is given in the config, before what follows from it is in it, too."""
+        changes = differences(defaults_of(self._start.experiment), self._config)
+        self._changes = {key: now for key, (_, now) in changes.items()}
+
     def card(self, experiment: Any, layers: Mapping[str, Any], batches: int) -> None:
-        """Says what there is; an update is made of so many batches."""
-        default = defaults_of(type(experiment))
-        if not self._config.training.max_epoch:
-            default = limited(default)  # what counts then is no change
-        changes = differences(default, self._config)
+        """Says what there is."""
+        name = type(experiment).__name__
+        plan = [] if self._start.read_only else [*self._plan(name)]
         for text in card.card(
-            type(experiment).__name__,
-            {key: now for key, (_, now) in changes.items()},
+            name,
+            self._changes,
             layers,
             self._data.adapter,
             experiment.valid_loader,
             self._start.world_size,
             batches,
-            [] if self._start.read_only else self._limits(),
+            plan,
         ):
             self._logger.info("%s", text)
+
+    def _plan(self, name: str) -> Iterator[tuple[str, str]]:
+        """Yields when training ends, and how often it is validated and saved."""
+        training = self._config.training
+        if limits := self._limits():
+            yield "end", card.end(limits)
+        often = card.how_often(training, "valid")
+        yield "valid", often if self._start.has_valid else f"never: {name} has no valid()"
+        yield "save", card.how_often(training, "save")
 
     def nonfinite(self) -> str:
         """Returns the logged numbers that are not finite; a line may be of all ranks."""
@@ -154,11 +166,8 @@ class Report:
         return left, self._stopwatch.seconds_left(iteration, left)
 
     def _limits(self) -> list[due.Limit]:
-        adapter = self._data.adapter
         training = self._config.training
-        batches = adapter.batches_per_epoch
-        of_an_update = training.accumulation_steps * adapter.shard.batches
-        per_epoch = None if batches is None else Fraction(batches, of_an_update)
+        per_epoch = self._data.adapter.updates_per_epoch(training.accumulation_steps)
         return due.limits(training, per_epoch)
 
     @contextlib.contextmanager

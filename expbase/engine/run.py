@@ -42,7 +42,7 @@ from expbase.data.loaders import (
 from expbase.data.position import DataPosition
 from expbase.data.shared_memory import remove_left_files
 from expbase.data.workers import ReaderThreads, workers_end_with_this
-from expbase.defaults import check_training, limited
+from expbase.defaults import check_training, resolved
 from expbase.engine.advice import (
     explain_schedule,
     explaining_missing_model,
@@ -59,7 +59,7 @@ from expbase.engine.run_dir import RunDirectory
 from expbase.engine.shares.checks import check_shares, refuse_different
 from expbase.engine.shares.division import SharesOnRanks
 from expbase.engine.shares.states import ShareStates
-from expbase.engine.start import Start, need_super
+from expbase.engine.start import Start, check_valid_loader, need_super
 from expbase.engine.stop import StopRequests
 from expbase.engine.update import Accumulation, Division, Update
 from expbase.events import Subscribers
@@ -250,7 +250,8 @@ class Run:
         """Raises a ConfigError if `training` cannot be used; completes it."""
         training = self.start.training
         check_training(training)
-        training["max_iteration"] = limited(self.start.config).training["max_iteration"]
+        self.report.note_config()
+        training.update(resolved(self.start.config).training)
         check_shares(training.shares, self.start.world_size)
 
     def watch_ranks(self) -> None:
@@ -370,10 +371,11 @@ class Run:
         self._adapt_evaluated()
 
     def _adapt_evaluated(self) -> dict[str, LoaderAdapter]:
-        """Takes the loaders that do not train, by name; a TypeError if one can be read only once.
+        """Takes the loaders that do not train, by name; a TypeError if one cannot be used.
 
         It is collective: the ranks compare their samplers.
         """
+        check_valid_loader(self.experiment.valid_loader, self.start)
         adapters = {}
         for name in ("self.valid_loader", "self.test_loader"):
             loader = getattr(self.experiment, name.removeprefix("self."))

@@ -19,7 +19,7 @@ from typing import Any
 import paddle
 
 from expbase.config import Config, ConfigError, fill_in, nearest
-from expbase.defaults import check_training, defaults_of, fill, limited
+from expbase.defaults import check_training, defaults_of, fill, resolved
 from expbase.engine import due
 from expbase.engine.left import LEFT, check_overrides
 from expbase.help_text import check_system
@@ -31,9 +31,9 @@ _NOT_WHEN_LOOKING = ("fresh", "force", "checkpoint_path", "init_model_path", "sm
 
 @dataclass(frozen=True)
 class Options:
-    """The options that the template reads; a script may have others, and lack any but output."""
+    """The options that the template reads; a script may have others, and lack any."""
 
-    output: str = ""
+    output: str | None = None  # as given; None: not at all
     device: str | None = None
     checkpoint_path: str | None = None
     init_model_path: str | None = None
@@ -64,8 +64,10 @@ class Options:
 
     def check(self) -> None:
         """Raises a ConfigError if options exclude each other, or one has no effect."""
-        if not self.output:
-            raise ConfigError("--output: not given; expected the directory of the run.")
+        if self.output == "":  # of a shell variable that is not set
+            raise ConfigError(
+                "--output: '' given; expected the directory of the run, or no option."
+            )
         for option in _NOT_WHEN_LOOKING:
             if getattr(self, option) and self.inspected is not None:
                 raise ConfigError(
@@ -89,6 +91,8 @@ class Start:
     rank: int
     world_size: int
     logger: logging.Logger  # until setup_logger it keeps its lines
+    experiment: type
+    base: type  # ExperimentBase, whose methods the class may lack
 
     @classmethod
     def of(
@@ -107,9 +111,10 @@ class Start:
         options = Options.of(args)
         options.check()
         check_class(experiment, base, completed.training, options)
-        output = fill_in(str(options.output), limited(completed))
+        output = output_of(experiment, options.output, completed)
         ranks = collectives.rank(), collectives.world_size()
-        return cls(completed, args, options, output, Path.cwd(), *ranks, logs.early_log())
+        classes = experiment, base
+        return cls(completed, args, options, output, Path.cwd(), *ranks, logs.early_log(), *classes)
 
     @property
     def training(self) -> Any:
@@ -141,6 +146,11 @@ class Start:
         return self.options.inspected is not None
 
     @property
+    def has_valid(self) -> bool:
+        """Whether the class defines `valid`; else nothing is validated."""
+        return not missing(self.experiment, self.base, ["valid"])
+
+    @property
     def writes(self) -> bool:
         """Whether this process writes the files that a run has once."""
         return self.rank == 0 and not self.read_only
@@ -148,6 +158,19 @@ class Start:
     def warn(self, text: str) -> None:
         """Writes a line that says that something may be a mistake."""
         self.logger.warning("%s", text)
+
+
+def output_of(experiment: type, given: str | Path | None, config: Config) -> str:
+    """Returns the directory of a run, with config values filled in; by default the class names it.
+
+    Raises:
+        ConfigError: It is empty, as of a shell variable that is not set, or a `{key}` in it is no
+            key of the config.
+    """
+    if given == "":
+        raise ConfigError("--output: '' given; expected the directory of the run, or no --output.")
+    output = f"runs/{experiment.__name__}" if given is None else str(given)
+    return fill_in(output, resolved(config))
 
 
 def check_platform() -> None:
@@ -241,21 +264,50 @@ def check_attribute(base: type, name: str, value: Any) -> None:
         )
 
 
+def missing(experiment: type, base: type, methods: Sequence[str]) -> list[str]:
+    """Returns which of these methods the class has not written."""
+    return [name for name in methods if getattr(experiment, name) is getattr(base, name)]
+
+
+def _meant(experiment: type, base: type, methods: Sequence[str]) -> str:
+    """Returns the end of a message about methods that are missing: names that may mean them."""
+    others = [name for name in dir(experiment) if not hasattr(base, name)]
+    near = [(other, name) for name in methods for other in nearest(name, others, 0.6)]
+    return "".join(f" By {other}, did you mean {name}?" for other, name in near)
+
+
+def check_valid_loader(loader: Any, start: Start) -> None:
+    """Raises a TypeError if there is data to validate with, and no method that does it."""
+    if loader is not None and not start.has_valid and due.is_wanted(start.training, "valid"):
+        raise TypeError(
+            f"{start.experiment.__name__}: self.valid_loader is set, and valid not defined; "
+            "expected `def valid(self):` with `for batch in self.valid_batches(): self.log(…)`, or "
+            "no self.valid_loader, or training.valid_interval=0."
+            f"{_meant(start.experiment, start.base, ['valid'])}"
+        )
+
+
 def check_class(experiment: type, base: type, training: Any, options: Options) -> None:
-    """Raises a TypeError if a method is missing, or cannot be called as the base class calls it."""
+    """Raises if a method is missing, or cannot be called as the base class calls it.
+
+    Raises:
+        TypeError: The class is to be changed.
+        ConfigError: training.monitor is given, and there is no `valid`.
+    """
     check_overrides(experiment)
     required = ["setup_dataloader", "setup_model", "train_batch"]
-    if options.inspected is not None or due.is_wanted(training, "valid"):
+    if options.evaluate not in (None, False):
         required += ["valid"]
-    missing = [name for name in required if getattr(experiment, name) is getattr(base, name)]
-    if missing:
-        others = [name for name in dir(experiment) if not hasattr(base, name)]
-        near = [(other, name) for name in missing for other in nearest(name, others, 0.6)]
-        hints = [f" By {other}, did you mean {name}?" for other, name in near]
+    if lacks := missing(experiment, base, required):
         raise TypeError(
-            f"{experiment.__name__}: {', '.join(missing)} not defined; expected the methods "
-            f"{', '.join(required)}" + ", or training.valid_interval=0" * ("valid" in missing) + "."
-            f"{''.join(hints)}"
+            f"{experiment.__name__}: {', '.join(lacks)} not defined; expected the methods "
+            f"{', '.join(required)}.{_meant(experiment, base, lacks)}"
+        )
+    if training.monitor and missing(experiment, base, ["valid"]):
+        raise ConfigError(
+            f"training.monitor: {training.monitor!r} given, and {experiment.__name__} has no "
+            "method valid, whose metric it is; expected one that logs it, or training.monitor=''."
+            f"{_meant(experiment, base, ['valid'])}"
         )
     for name in dir(base):
         ours = getattr(base, name)

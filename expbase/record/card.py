@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from expbase.data.loaders import LoaderAdapter, num_samples, num_validated
@@ -19,12 +19,12 @@ def card(
     valid_loader: Any,
     world_size: int,
     batches: int,
-    limits: Sequence[tuple[str, int, int | None]],
+    plan: Iterable[tuple[str, str]],
 ) -> Iterator[str]:
     """Yields what there is, at the end of setup.
 
     `changes` are config values that are not by default, `batches` those of an update on a rank,
-    `limits` what ends training, the first one first: a key, its value, the updates until then.
+    `plan` rows that say when training ends, validates and saves.
     """
     rows = [
         ("experiment", name),
@@ -32,7 +32,7 @@ def card(
         *_layer_rows(layers),
         ("data", _data(adapter, valid_loader, world_size)),
         ("update", _update(adapter, world_size * batches)),
-        *(("end", _end(limits)) for _ in limits[:1]),
+        *plan,
         ("device", f"{device()}, ranks: {world_size}"),
         ("versions", versions()),
     ]
@@ -87,8 +87,11 @@ def _update(adapter: LoaderAdapter, batches: int) -> str:
     return f"{text} of {size:,} samples" + f", {together:,} together" * (batches > 1)
 
 
-def _end(limits: Sequence[tuple[str, int, int | None]]) -> str:
-    """Says which limit ends training, when, and which one it comes before."""
+def end(limits: Sequence[tuple[str, int, int | None]]) -> str:
+    """Returns which limit ends training, when, and which one it comes before.
+
+    Of each, the first one first: its key, its value, the updates until then (None: unknown).
+    """
     texts = []
     for key, value, updates in limits:
         counts = [f"{value:,} epoch{'s' * (value > 1)}"] if key == "max_epoch" else []
@@ -98,6 +101,18 @@ def _end(limits: Sequence[tuple[str, int, int | None]]) -> str:
     if updates_of_last is None and len(texts) > 1:
         return f"by {' or '.join(texts)}, whichever comes first"
     return f"by {', before '.join(texts)}"
+
+
+def how_often(training: Mapping[str, Any], what: str) -> str:
+    """Returns how often a config asks for "valid" or "save", in words."""
+    counts = [(training[f"{what}_interval"], "update"), (training[f"{what}_every_epoch"], "epoch")]
+    counts += [(training["save_seconds"], "second")] if what == "save" else []
+    texts = [f"every {n:,} {unit}s" if n > 1 else f"every {unit}" for n, unit in counts if n]
+    if not texts:
+        return f"never: training.{what}_interval=0"
+    if texts == ["every epoch"] and not training["max_iteration"]:
+        return texts[0]  # of which the last one is the end
+    return f"{' and '.join(texts)}, and at the end"
 
 
 def clock(seconds: float) -> str:

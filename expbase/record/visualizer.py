@@ -33,13 +33,18 @@ class Visualizer:
 
     Args:
         directory: Where the file is; None on ranks that write none.
-        warn: Called with a text when a record is changed, as when a sound is clipped.
+        warn: Is called with what is shown otherwise than it was given.
+        iteration: Returns the step of what is added without one; without it each needs its own.
     """
 
     def __init__(
-        self, directory: str | Path | None, warn: Callable[[str], object] = warnings.warn
+        self,
+        directory: str | Path | None,
+        warn: Callable[[str], object] = warnings.warn,
+        iteration: Callable[[], Any] = lambda: None,
     ) -> None:
         self._warn = warn
+        self._iteration = iteration
         # Absolute: a later chdir in user code must not divert the log.
         path = None if directory is None else Path(os.path.abspath(directory)) / FILE_NAME
         self._file = _RecordFile(path)
@@ -55,13 +60,13 @@ class Visualizer:
             self._writer = _log_writer(self._file)
         return self._writer
 
-    def add_scalar(self, tag: str, value: Any, step: int) -> None:
+    def add_scalar(self, tag: str, value: Any, step: int | None = None) -> None:
         """Adds one point to a curve.
 
         Args:
             tag: The name of the curve, with its group: "train/loss".
             value: A number, or a tensor or array of one element.
-            step: Where the point is on the axis: self.iteration, say.
+            step: Where the point is on the axis; by default self.iteration.
 
         Raises:
             TypeError: The value is not one number.
@@ -74,14 +79,14 @@ class Visualizer:
             raise TypeError(f"{_said('add_scalar', tag, value)}; expected one number.") from None
         self._add("scalar", tag, number, step)
 
-    def add_image(self, tag: str, image: Any, step: int) -> None:
+    def add_image(self, tag: str, image: Any, step: int | None = None) -> None:
         """Adds an image.
 
         Args:
             tag: Its name, under which the images of all steps stand.
             image: [H, W], [H, W, 1], [H, W, 3] or [H, W, 4]: floats from 0 to 1, or integers from 0
                 to 255.
-            step: self.iteration, say.
+            step: Where the image is on the axis; by default self.iteration.
 
         Raises:
             TypeError: The image does not hold real numbers.
@@ -90,17 +95,8 @@ class Visualizer:
         pixels = _pixels(tag, _numbers("add_image", tag, image))
         self._add("image", tag, pixels, step, dataformats="HW" if pixels.ndim == 2 else "HWC")
 
-    def add_figure(self, tag: str, figure: Any, step: int) -> None:
-        """Adds a figure, as an image.
-
-        Args:
-            tag: Its name, under which the figures of all steps stand.
-            figure: A matplotlib figure; the caller closes it.
-            step: self.iteration, say.
-
-        Raises:
-            TypeError: It is no figure.
-        """
+    def add_figure(self, tag: str, figure: Any, step: int | None = None) -> None:
+        """Adds a matplotlib figure; the caller closes it."""
         if not hasattr(figure, "savefig"):
             raise TypeError(
                 f"{_said('add_figure', tag, figure)}; expected a figure of matplotlib, of axes "
@@ -108,28 +104,21 @@ class Visualizer:
             )
         self._add("figure", tag, figure, step)
 
-    def add_text(self, tag: str, text: str, step: int) -> None:
-        """Adds a text.
-
-        Args:
-            tag: Its name, under which the texts of all steps stand.
-            text: The text.
-            step: self.iteration, say.
-
-        Raises:
-            TypeError: It is no text.
-        """
+    def add_text(self, tag: str, text: str, step: int | None = None) -> None:
+        """Adds a text."""
         if not isinstance(text, (str, bytes)):
             raise TypeError(f"{_said('add_text', tag, text)}; expected a text.")
         self._add("text", tag, text, step)
 
-    def add_audio(self, tag: str, samples: Any, step: int, *, sample_rate: int = 8000) -> None:
-        """Adds a sound.
+    def add_audio(
+        self, tag: str, samples: Any, step: int | None = None, *, sample_rate: int = 8000
+    ) -> None:
+        """Adds a sound: [N] samples, floats from -1 to 1 or int16; the rate is per second.
 
         Args:
             tag: Its name, under which the sounds of all steps stand.
             samples: [N], floats from -1 to 1 or int16. Louder samples are clipped, with a warning.
-            step: self.iteration, say.
+            step: Where the sound is on the axis; by default self.iteration.
             sample_rate: Samples per second.
 
         Raises:
@@ -149,19 +138,10 @@ class Visualizer:
             self._warn(f"add_audio: {tag!r} has values up to {loudest:.3g}, clipped to -1 … 1")
         self._add("audio", tag, sound.clip(-1, 1), step, sample_rate=int(sample_rate))
 
-    def add_histogram(self, tag: str, values: Any, step: int, *, buckets: int = 10) -> None:
-        """Adds a histogram of numbers.
-
-        Args:
-            tag: Its name, under which the histograms of all steps stand.
-            values: Numbers, of any shape.
-            step: self.iteration, say.
-            buckets: The number of bars.
-
-        Raises:
-            TypeError: The values are no real numbers.
-            ValueError: One of them is not finite.
-        """
+    def add_histogram(
+        self, tag: str, values: Any, step: int | None = None, *, buckets: int = 10
+    ) -> None:
+        """Adds a histogram of numbers of any shape; a ValueError if one is not finite."""
         numbers = _numbers("add_histogram", tag, values)
         if not np.isfinite(numbers).all():
             raise ValueError(
@@ -174,7 +154,7 @@ class Visualizer:
         if not isinstance(tag, str):
             raise TypeError(f"add_{kind}: tag={tag!r} given; expected a text.")
         try:
-            step = int(step)
+            step = int(self._iteration() if step is None else step)
         except (TypeError, ValueError):
             raise TypeError(
                 f"add_{kind}: {tag!r} has step={step!r}; expected a whole number, "

@@ -214,7 +214,7 @@ class Side:
         if code:
             tail = "\n".join(self._stderr.read_text(errors="replace").splitlines()[-15:])
             hint = ""
-            if re.search("max_iteration|T_max|warmup|total_step|schedule|lr[.]py", tail):
+            if re.search("(max|total)_iteration|T_max|warmup|total_step|schedule|lr[.]py", tail):
                 hint = " With --iterations N training.max_iteration is N, whatever `--` says."
             if "relative import with no known parent" in tail:
                 hint = " What is started as python -m package.train is given as -m package.train."

@@ -70,7 +70,7 @@ class CartPole(ExperimentBase):
         observations, actions = self.envs.single_observation_space, self.envs.single_action_space
         agent = Agent(observations.shape[0], actions.n, self.config.model.hidden_size)
         self.model = self.data_parallel(agent)
-        optim, iterations = self.config.optim, self.config.training.max_iteration
+        optim, iterations = self.config.optim, self.total_iterations
         self.scheduler = paddle.optimizer.lr.PolynomialDecay(optim.lr, iterations, end_lr=0.0)
         clip = paddle.nn.ClipGradByGlobalNorm(optim.max_norm)
         self.optimizer = paddle.optimizer.Adam(

@@ -102,7 +102,7 @@ class CharLM(EarlyStopping, GradientClipping, ExperimentBase):
         net = Net(**self.config.model)
         self.model = self.data_parallel(net)
         lr, warmup = self.config.optim.lr, self.config.optim.warmup_iterations
-        cosine = paddle.optimizer.lr.CosineAnnealingDecay(lr, self.config.training.max_iteration)
+        cosine = paddle.optimizer.lr.CosineAnnealingDecay(lr, self.total_iterations)
         self.scheduler = paddle.optimizer.lr.LinearWarmup(cosine, warmup, 0.0, lr)
         self.optimizer = paddle.optimizer.Adam(self.scheduler, parameters=net.parameters())
 

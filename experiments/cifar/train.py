@@ -5,8 +5,6 @@ the training images is held out: they choose the best checkpoint, and the test i
 at the end. VisualDL gets the held-out images of largest loss, and which class is taken for which.
 """
 
-import math
-
 import numpy as np
 import paddle
 import paddle.nn.functional as F
@@ -29,7 +27,8 @@ class Cifar(ExponentialMovingAverage, ExperimentBase):
         config.data.batch_size, config.data.num_workers = 128, 4
         config.model = Config({"width": 64, "blocks": [2, 2, 2, 2]})
         config.optim = Config({"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4})
-        config.optim.label_smoothing, config.optim.warmup_epochs = 0.1, 5
+        config.optim.label_smoothing = 0.1
+        config.optim.warmup_iterations = 1755  # five epochs
         config.optim.amp = True  # float16 where the device has it
         return config
 
@@ -67,7 +66,7 @@ class Cifar(ExponentialMovingAverage, ExperimentBase):
         optim = self.config.optim
         net = ResNet(**self.config.model)
         self.model = self.data_parallel(net)
-        self.schedule = self.build_schedule(optim.lr, optim.warmup_epochs)
+        self.schedule = self.build_schedule(optim.lr, optim.warmup_iterations)
         self.optimizer = paddle.optimizer.Momentum(
             self.schedule,
             optim.momentum,
@@ -80,14 +79,10 @@ class Cifar(ExponentialMovingAverage, ExperimentBase):
         self.scaler = paddle.amp.GradScaler(enable=self.amp)
         self.input_spec = [paddle.static.InputSpec([None, 3, 32, 32], "uint8", "images")]
 
-    def build_schedule(self, lr, warmup_epochs):
+    def build_schedule(self, lr, warmup):
         """A warm-up from 0, then a cosine down to 0 at the end of the run."""
-        training = self.config.training
-        # The same on any number of processes: those of an update have num_shares batches.
-        updates = math.ceil(self.batches_per_epoch * self.world_size / self.internals.num_shares)
-        warmup = warmup_epochs * updates
-        total = training.max_epoch * updates or training.max_iteration
-        cosine = paddle.optimizer.lr.CosineAnnealingDecay(lr, T_max=max(total - warmup, 1))
+        rest = max(self.total_iterations - warmup, 1)
+        cosine = paddle.optimizer.lr.CosineAnnealingDecay(lr, T_max=rest)
         return paddle.optimizer.lr.LinearWarmup(cosine, warmup, start_lr=0.0, end_lr=lr)
 
     def logits(self, images):

@@ -79,10 +79,7 @@ class Clicks(ExperimentBase):
     @classmethod
     def default_config(cls):
         config = super().default_config()
-        training = config.training
-        training.max_epoch, training.log_interval = 3, 100
-        training.valid_interval, training.valid_every_epoch = 0, 1
-        training.save_interval, training.save_every_epoch, training.monitor = 0, 1, "auc"
+        config.training.update(max_epoch=3, log_interval=100, monitor="auc")
         config.data = Config({"days": [0, 1, 2, 3], "valid_day": 4, "test_day": 5})
         config.data.folder, config.data.lines_per_day = "runs/data", 150000  # beside this file
         config.data.block_size, config.data.batch_size = 250, 4  # lines, blocks: 1000 lines

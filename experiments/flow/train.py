@@ -93,8 +93,8 @@ class Galaxy(ExperimentBase):
     def setup_model(self):
         flow = Flow(**self.config.model)
         self.model = self.data_parallel(flow)
-        lr, iterations = self.config.optim.lr, self.config.training.max_iteration
-        self.scheduler = paddle.optimizer.lr.CosineAnnealingDecay(lr, iterations)
+        lr = self.config.optim.lr
+        self.scheduler = paddle.optimizer.lr.CosineAnnealingDecay(lr, self.total_iterations)
         self.optimizer = paddle.optimizer.Adam(self.scheduler, parameters=flow.parameters())
 
     def train_batch(self):

@@ -125,8 +125,8 @@ class Statements(MultiHead):
         self.model = self.data_parallel(net, find_unused_parameters=True)
         ratio = self.config.heads.tags_mix_ratio
         self.setup_tasks({"tags": Task("tags", mix_ratio=ratio), "kinds": Task("kinds")})
-        lr, iterations = self.config.optim.lr, self.config.training.max_iteration
-        self.scheduler = paddle.optimizer.lr.CosineAnnealingDecay(lr, iterations)
+        lr = self.config.optim.lr
+        self.scheduler = paddle.optimizer.lr.CosineAnnealingDecay(lr, self.total_iterations)
         self.optimizer = paddle.optimizer.Adam(self.scheduler, parameters=net.parameters())
 
     def train_batch(self):

@@ -9,6 +9,7 @@ import itertools
 import random
 import re
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,7 @@ def test_batches_are_dealt_out_and_the_last_round_is_filled(world_size: int, fil
     dealt = [shares[i % world_size][i // world_size] for i in range(rounds * world_size)]
     assert dealt == list(itertools.islice(itertools.cycle(whole), rounds * world_size))
     assert (adapters[0].filled, adapters[0].batches_per_epoch) == (filled, rounds)
+    assert adapters[0].updates_per_epoch(2) == Fraction(rounds, 2)
 
 
 def test_another_number_of_ranks_continues_the_same_order() -> None:

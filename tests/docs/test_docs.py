@@ -32,8 +32,9 @@ from pages import (
 )
 from test_readme import parser_of_tools
 
-from expbase import ExperimentBase, default_argument_parser, get_default_training_config
+from expbase import ExperimentBase, default_argument_parser
 from expbase.cli import add_options_of_main
+from expbase.defaults import resolved
 from expbase.events import EVENTS
 from expbase.extras import mixins
 from expbase.record.visualizer import Visualizer
@@ -50,7 +51,8 @@ def test_the_table_of_keys_holds_every_key_and_its_default(page: str, head: str)
         for names, values, _ in rows((DOCS / page).read_text(encoding="utf-8"), head)
         for name, value in zip(names.split(", "), values.split(", "), strict=True)
     }
-    assert table == {name: str(value) for name, value in get_default_training_config().items()}
+    defaults = resolved(ExperimentBase.default_config()).training
+    assert table == {name: str(value) for name, value in defaults.items()}
 
 
 def parser_of_main() -> argparse.ArgumentParser:

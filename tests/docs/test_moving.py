@@ -470,25 +470,6 @@ def test_the_experiment_of_a_trainer_s_page_trains_also_for_as_long_as_verify_sa
         assert exp.schedule.get_lr() == pytest.approx(0)  # the curve is as long as the run
 
 
-def test_an_accumulating_run_of_epochs_has_as_many_updates_as_lightning_s_page_says(
-    tmp_path: Path,
-) -> None:
-    class Odd(Tiny):
-        def setup_model(self) -> None:
-            super().setup_model()
-            batches = 3 * self.batches_per_epoch
-            self.updates = -(-batches // self.config.training.accumulation_steps)
-
-        def train_batch(self) -> None:
-            for _ in self.micro_batches():
-                pass
-
-    length = {"max_iteration": 0, "max_epoch": 3, "accumulation_steps": 4}
-    exp = trained(Odd, tmp_path / "run", **length)
-    assert (3 * exp.batches_per_epoch) % 4
-    assert exp.iteration == exp.updates
-
-
 @pytest.mark.parametrize("page", TRAINERS)
 def test_the_events_and_keys_in_the_table_of_a_trainer_are_there(page: str) -> None:
     rows = re.findall(r"^\| `.*", section(page, "There and here"), re.MULTILINE)

@@ -9,7 +9,7 @@ from typing import Any
 
 import paddle
 import pytest
-from tiny import Tiny, curve, make, metrics, same_bits, saved, trained
+from tiny import Helped, Notes, Tiny, curve, make, metrics, same_bits, saved, trained
 
 from expbase import defaults, main, on
 from expbase.checkpoint.layout import NonFiniteError
@@ -261,6 +261,63 @@ def test_epochs_count_passes_begun_and_max_epoch_ends_the_run(tmp_path: Path) ->
     exp = trained(Tiny, tmp_path / "run", max_iteration=0, max_epoch=2)
     assert (exp.iteration, exp.epoch, exp.internals.batch_in_epoch) == (20, 2, 10)
     assert exp.batches_per_epoch == 10
+
+
+@pytest.mark.parametrize(
+    ("size", "training", "total"),
+    [
+        (40, {"max_epoch": 2}, 20),
+        (38, {"max_epoch": 2, "accumulation_steps": 1}, 20),  # the last batch of an epoch is short
+        (40, {"max_epoch": 2, "accumulation_steps": 3}, 7),  # 20 batches; the last update has two
+        (40, {"max_epoch": 3, "accumulation_steps": 3}, 10),
+        (40, {"max_epoch": 2, "shares": 4}, 6),  # 12 batches an epoch, two of them again
+        (40, {"max_epoch": 2, "max_iteration": 19}, 19),
+        (40, {"max_epoch": 2, "max_iteration": 21}, 20),
+        (40, {"max_iteration": 3, "accumulation_steps": 3}, 3),
+    ],
+)
+def test_the_number_of_iterations_is_known_where_a_schedule_is_made(
+    tmp_path: Path, size: int, training: dict[str, int], total: int
+) -> None:
+    class Planned(Helped):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            self.size = size
+            self.planned = Notes([self.total_iterations])
+
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.planned.append(self.total_iterations)
+
+    rare = {"valid_interval": 0, "save_interval": 0, "log_interval": 0}
+    exp: Any = trained(Planned, tmp_path / "run", **{"max_iteration": 0, **rare, **training})
+    assert exp.planned == [training.get("max_iteration"), total]  # an epoch's length is not known
+    assert exp.iteration == exp.total_iterations == total
+
+
+class Unsized:
+    """The batches of a loader, without a length."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Any:
+        return iter(self.loader)
+
+
+@pytest.mark.parametrize("limit", [None, 7])
+def test_over_a_stream_only_a_limit_of_iterations_is_a_known_total(
+    tmp_path: Path, limit: int | None
+) -> None:
+    class Streamed(Tiny):
+        def setup_dataloader(self) -> None:
+            super().setup_dataloader()
+            self.train_loader = Unsized(self.train_loader)
+
+    exp = make(Streamed, tmp_path / "run", max_epoch=2, max_iteration=limit or 0)
+    exp.setup()
+    exp.close()
+    assert exp.total_iterations == limit
 
 
 def test_a_train_batch_may_read_any_number_of_batches(tmp_path: Path) -> None:

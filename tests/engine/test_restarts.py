@@ -268,7 +268,7 @@ def test_a_mistake_in_the_class_is_a_sentence_of_each_rank_and_answers_78(
     with started(script, "--output", "run", *words) as process:
         stderr = process.communicate(timeout=forks.LONG_SECONDS)[1]
     assert process.returncode == 78
-    text = ".py: error: Failing: setup_dataloader, setup_model, train_batch, valid not defined"
+    text = ".py: error: Failing: setup_dataloader, setup_model, train_batch not defined"
     assert stderr.count(text) == (2 if "--nprocs" in words else 1)
     assert "Traceback" not in stderr
 

@@ -45,6 +45,8 @@ def test_the_card_says_what_there_is_before_the_first_batch(tmp_path: Path) -> N
         "data": "40 samples, 10 batches an epoch; validation: 10 samples",
         "update": "2 batches of 4 samples, 8 together",
         "end": "by training.max_iteration (6 updates)",
+        "valid": "every 3 updates, and at the end",
+        "save": "every 2 updates, and at the end",
         "device": "cpu, ranks: 1",
     }
 
@@ -93,6 +95,31 @@ def test_the_card_says_which_limit_ends_the_run_and_after_how_many_updates(
     # What is changed, and no limit that counts by default.
     changes = [line.split("  ")[-1].strip() for line in lines if line.startswith("config ")]
     assert sorted(changes) == sorted(f"training.{key}={value}" for key, value in limits.items())
+
+
+@pytest.mark.parametrize(
+    ("given", "valid", "save"),
+    [
+        ({}, "every 1,000 updates, and at the end", "every 1,000 updates, and at the end"),
+        ({"max_epoch": 3}, "every epoch", "every epoch"),
+        ({"valid_every_epoch": 1}, "every epoch, and at the end",
+         "every 1,000 updates, and at the end"),
+        ({"valid_interval": 0, "save_seconds": 60}, "never: training.valid_interval=0",
+         "every 1,000 updates and every 60 seconds, and at the end"),
+        ({"valid_interval": 1, "valid_every_epoch": 2, "save_interval": 0},
+         "every update and every 2 epochs, and at the end", "never: training.save_interval=0"),
+    ],
+)  # fmt: skip
+def test_the_card_says_how_often_a_run_is_validated_and_saved(
+    tmp_path: Path, given: dict[str, int], valid: str, save: str
+) -> None:
+    config = Tiny.default_config()
+    config.training.update(given)
+    exp = Tiny(config, argparse.Namespace(output=str(tmp_path), device="cpu"))
+    exp.setup()
+    exp.close()
+    rows = [line for line in said(tmp_path) if line.startswith(("valid ", "save "))]
+    assert rows == [f"valid       {valid}", f"save        {save}"]
 
 
 class Own(BatchSampler):

@@ -38,6 +38,18 @@ def test_scalars_are_read_back_from_one_file(tmp_path: Path) -> None:
     assert curve(tmp_path, "train/loss") == {10: 0.5, 20: 0.25}
 
 
+def test_without_a_step_a_record_is_of_the_iteration_under_way(tmp_path: Path) -> None:
+    class Drawing(Tiny):
+        def train_batch(self) -> None:
+            super().train_batch()
+            self.visualizer.add_scalar("drawn", 0.5)
+
+    trained(Drawing, tmp_path / "run", max_iteration=2)
+    assert curve(tmp_path / "run", "drawn") == {1: 0.5, 2: 0.5}
+    with pytest.raises(TypeError, match=r"'drawn' has step=None; expected a whole number"):
+        Visualizer(None).add_scalar("drawn", 0.5)
+
+
 @pytest.mark.parametrize("value", [0, 0.1, -1e300, math.inf, math.nan, paddle.ones([1])])
 def test_a_point_is_any_number_at_any_step(tmp_path: Path, value: Any) -> None:
     steps = (0, 127, 128, np.int64(1 << 40))
