@@ -304,7 +304,11 @@ class ExperimentBase(Events):
         """Unscales gradients, steps and clears them; by default of all optimizers. It updates the
         grad_scaler, so name all that the loss has gradients for. Schedules you step yourself.
         """
-        self.__run.update.step(optimizers)
+        with self.internals.step_of(optimizers) as parts:
+            parts.unscale()
+            self.internals.fire("on_before_optimizers_step")
+            parts.step()
+            parts.clear()
 
     def log(self, mapping: Any = None, /, *misplaced: Any, **scalars: Any) -> None:
         """Notes numbers or one-element tensors by name.

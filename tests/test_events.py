@@ -15,7 +15,9 @@ from tiny import Helped, Notes, Tiny, make, metrics, same_bits, trained
 
 from expbase import ExperimentBase, on
 from expbase.checkpoint import storage
-from expbase.events import EVENTS, Events, Filter
+from expbase.events import EVENTS, OF_MIXINS, Filter, events_of
+from expbase.extras.all_events import AllEvents
+from expbase.extras.prediction import Prediction
 
 
 class Stepped(Helped):
@@ -33,7 +35,7 @@ def _recorded(name: str) -> Callable[..., Any]:
     return record
 
 
-class Traced(Stepped):
+class Traced(AllEvents, Stepped):
     """Notes every event, and what comes between them."""
 
     def __init__(self, *args: Any) -> None:
@@ -44,7 +46,7 @@ class Traced(Stepped):
 
 # When a checkpoint is on the disk, is the disk's affair.
 for _name in (
-    *(event for event in EVENTS if event != "on_checkpoint_written"),
+    *(event for event in events_of(Traced) if event != "on_checkpoint_written"),
     "prepare", "setup_dataloader", "setup_model", "startup", "check_setup",
     "resume_or_load", "valid", "terminal",
 ):  # fmt: skip
@@ -62,7 +64,8 @@ SETUP = (
     "prepare on_setup_begin setup_dataloader setup_model startup check_setup on_setup_end "
     "resume_or_load"
 )
-READ = "on_fetch_data_begin on_fetch_data_end on_train_batch_begin"
+BEGIN = "on_train_batch_begin"
+READ = "on_fetch_data_begin on_fetch_data_end on_batch_read"
 BACKWARD = "on_before_backward on_after_backward"
 STEP = (
     "on_before_optimizers_step on_after_optimizers_step on_before_zero_grad on_after_zero_grad "
@@ -74,7 +77,7 @@ END = "on_train_end terminal"
 
 def test_the_events_of_a_run_come_in_this_order(tmp_path: Path) -> None:
     trace = trace_of(tmp_path / "run", max_iteration=5, log_interval=3)
-    update = f"{READ} {BACKWARD} {STEP}"
+    update = f"{BEGIN} {READ} {BACKWARD} {STEP}"
     expected = f"""
         {SETUP} on_train_begin
         on_train_epoch_begin
@@ -98,12 +101,12 @@ def test_with_accumulation_each_batch_has_a_backward_and_a_pass_may_end_within(
     expected = f"""
         {SETUP} on_train_begin
         on_train_epoch_begin
-        {READ} {BACKWARD} {READ} {BACKWARD} {STEP}
-        {READ} {BACKWARD}
+        {BEGIN} {READ} {BACKWARD} {READ} {BACKWARD} {STEP}
+        {BEGIN} {READ} {BACKWARD}
         on_train_epoch_end
         on_train_epoch_begin
         {READ} {BACKWARD} {STEP} on_save_checkpoint {VALIDATE}
-        {READ} {BACKWARD} {READ} {BACKWARD} {STEP} on_log on_save_checkpoint
+        {BEGIN} {READ} {BACKWARD} {READ} {BACKWARD} {STEP} on_log on_save_checkpoint
         on_train_epoch_end {VALIDATE}
         {END}
     """
@@ -115,7 +118,7 @@ def test_a_run_with_accumulation_is_continued_within_a_pass(tmp_path: Path) -> N
     trace = trace_of(tmp_path / "run", max_iteration=3, accumulation_steps=2, log_interval=9)
     expected = f"""
         {SETUP} on_load_checkpoint on_train_begin {VALIDATE}
-        {READ} {BACKWARD} {READ} {BACKWARD} {STEP} on_log on_save_checkpoint {VALIDATE}
+        {BEGIN} {READ} {BACKWARD} {READ} {BACKWARD} {STEP} on_log on_save_checkpoint {VALIDATE}
         on_train_epoch_end
         {END}
     """
@@ -125,7 +128,7 @@ def test_a_run_with_accumulation_is_continued_within_a_pass(tmp_path: Path) -> N
 def test_a_run_that_is_continued_within_a_pass_does_not_begin_it_again(tmp_path: Path) -> None:
     trace_of(tmp_path / "run", max_iteration=2, log_interval=3)
     trace = trace_of(tmp_path / "run", max_iteration=4, log_interval=3)
-    update = f"{READ} {BACKWARD} {STEP}"
+    update = f"{BEGIN} {READ} {BACKWARD} {STEP}"
     expected = f"""
         {SETUP} on_load_checkpoint on_train_begin {VALIDATE}
         {update} on_log on_train_epoch_end
@@ -207,7 +210,7 @@ def test_an_upload_that_fails_ends_the_run_and_loses_nothing(tmp_path: Path) -> 
 
 
 def test_saving_and_loading_a_model_are_told_before(tmp_path: Path) -> None:
-    class Asking(Stepped):
+    class Asking(AllEvents, Stepped):
         def on_save_model(self) -> None:
             assert not (tmp_path / "m.safetensors").exists()
 

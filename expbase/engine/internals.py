@@ -11,7 +11,7 @@ A training script needs none of it. What stands here may be read and called; not
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from expbase.data.position import DataPosition
@@ -19,7 +19,7 @@ from expbase.engine.evaluation import Evaluation
 from expbase.engine.life import Life
 from expbase.engine.loop import Loop
 from expbase.engine.start import Start
-from expbase.engine.update import Update
+from expbase.engine.update import StepParts, Update
 from expbase.events import Subscribers
 from expbase.state.attributes import UserState
 from expbase.state.parts import StatefulObjects
@@ -95,6 +95,10 @@ class Internals:
         """Which of the num_shares batches of an update was read last, from 0 on."""
         return self._data.share(self._update.batches)[0]
 
+    def turn_epoch(self) -> None:
+        """Ends an epoch that is used up, and begins the next one, as read_batch does first."""
+        self._loop.turn_epoch()
+
     @property
     def batch_indices(self) -> list[Any] | None:
         """The data set's indices of the samples in the training batch read last, or None."""
@@ -109,6 +113,27 @@ class Internals:
     def grad_scaler(self) -> Any:
         """The paddle.amp.GradScaler among the experiment's attributes; None if there is none."""
         return self._update.grad_scaler
+
+    def step_of(
+        self, optimizers: Iterable[Any] = ()
+    ) -> contextlib.AbstractContextManager[StepParts]:
+        """Returns a context in which optimizers step, by default all, in parts.
+
+        It is what step_optimizers is made of.
+
+            with self.internals.step_of(optimizers) as parts:
+                parts.unscale()
+                self.internals.fire("on_before_optimizers_step")
+                parts.step()
+                parts.clear()
+
+        Args:
+            optimizers: What `stepping` is in the block.
+
+        Returns:
+            A context of StepParts.
+        """
+        return self._update.step_of(optimizers)
 
     # --- validation and prediction --------------------------------------------------------
 
@@ -155,6 +180,10 @@ class Internals:
     def fire(self, event: str, *args: Any) -> Any:
         """Calls an event: its method, then its listeners; returns what the method returned."""
         return self._events.fire(event, *args)
+
+    def hears(self, event: str) -> bool:
+        """Returns whether a method or a listener of the experiment acts at an event."""
+        return event in self._events.subscribed
 
     def closing(self) -> contextlib.AbstractContextManager[None]:
         """Returns a context that closes the run, for a script that does not call run().

@@ -1,6 +1,6 @@
 """The loop: an iteration begins and ends, and at its end what is due is done.
 
-    while loop.going_on():
+    while loop.going_on():          # on_train_batch_begin
         train_batch()               # reads its batches with loop.read_batch
         loop.end_iteration()        # on_train_batch_end; a line, a checkpoint, then the to-do list
 
@@ -186,7 +186,10 @@ class Loop:
     # --- one iteration -------------------------------------------------------------------
 
     def going_on(self) -> bool:
-        """Begins the next iteration, and an epoch if there is none; false if it is over."""
+        """Begins the next iteration, and an epoch if there is none; false if it is over.
+
+        The last thing is on_train_batch_begin.
+        """
         if self.step is Step.OUTSIDE and not self.is_over:
             self.begin()
         if self.is_over:
@@ -198,6 +201,7 @@ class Loop:
         self.iteration += 1
         self._seed(rng.TRAIN, self.iteration)
         self.step = Step.WITHIN
+        self._events.fire("on_train_batch_begin")
         return True
 
     def end_iteration(self) -> None:
@@ -338,24 +342,24 @@ class Loop:
 
     def read_batch(self) -> Any:
         """Returns the next training batch of this rank."""
-        self._evaluation.need_training()
         data = self._data
         began = self._stopwatch.clock()
-        if data.needs_epoch:
-            if data.epoch:
-                self._end_epoch()
-            self._open_epoch()
-        fire = self._events.fire
-        fire("on_fetch_data_begin")
+        self.turn_epoch()
         batch = data.read(self.iteration)
-        fire("on_fetch_data_end")
         if not self._stopwatch.batches:
             self._note("data", iteration=self.iteration, first_batch=checksum(batch))
         share = data.share(self._update.batches)
         rng.seed_for(self._training["seed"], rng.TRAIN, self.iteration, *share)
-        fire("on_train_batch_begin", batch, data.batches.indices)
         self._stopwatch.note_batch(began)
         return batch
+
+    def turn_epoch(self) -> None:
+        """Ends an epoch that is used up, and begins the next one, as read_batch does first."""
+        self._evaluation.need_training()
+        if self._data.needs_epoch:
+            if self._data.epoch:
+                self._end_epoch()
+            self._open_epoch()
 
     def new_epoch(self) -> None:
         """Begins an epoch; right after a resume in the middle of one, it goes on with that one."""
@@ -437,7 +441,6 @@ class Loop:
         evaluation = self._evaluation
         name = self._name_of(loader, name)
         with evaluation.begin("valid", self.iteration, loader):
-            self._events.fire("on_evaluate_begin")
             results = evaluation.validate(
                 experiment.valid, lambda: int(experiment.visualizer.num_scalars), self.iteration
             )

@@ -157,7 +157,6 @@ def save_model(run: Run, path: Path, layer: Any) -> None:
     """Writes the weights of a layer, by default the model, on rank 0."""
     run.directory.check()
     _warn_of_left_validation(run, path)
-    run.events.fire("on_save_model")
     model_files.save_model(path, unwrap(run.experiment.model if layer is None else layer))
 
 
@@ -170,7 +169,6 @@ def load_model(
     partial: bool,
 ) -> None:
     """Loads weights, and says what fitted."""
-    run.events.fire("on_load_model")
     layers = run.state.saved().layers
     place, texts = model_files.load_model(path, layers, into, rename, partial=partial)
     for text in texts:

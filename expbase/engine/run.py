@@ -101,9 +101,8 @@ class Run:
         self.report = Report(start, metrics, self.stopwatch, self.data, self.checkpointer)
         # What trains.
         self.stop = self._make_stop_requests()
-        self.update = Update(training, self.state, self.stopwatch, self.events.fire)
-        fire = self.events.fire
-        self.evaluation = Evaluation(start, self.state, self.stopwatch, fire, metrics.meter)
+        self.update = Update(training, self.state, self.stopwatch)
+        self.evaluation = Evaluation(start, self.state, self.stopwatch, metrics.meter)
         self.loop = Loop(
             experiment,
             start,
@@ -216,7 +215,6 @@ class Run:
         experiment.setup_checkpointer()
         rng.seed_for(training.seed, rng.SETUP)  # the same on all ranks
 
-        self.events.fire("on_setup_begin")
         with explaining_missing_model(experiment):
             experiment.setup_dataloader()
         self._attach_data()
@@ -226,7 +224,6 @@ class Run:
         if self.life is not Life.READY:
             raise lacks_super("check_setup")
         self.state.is_named = True
-        self.events.fire("on_setup_end")
         self.state.note_setup()
 
     def watch_ranks(self) -> None:

@@ -22,6 +22,7 @@ from expbase.config import Config, ConfigError, fill_in, nearest
 from expbase.defaults import check_training, defaults_of, fill, limited
 from expbase.engine import due
 from expbase.engine.run_dir import RunDirectory
+from expbase.front import users_class
 from expbase.help_text import check_system
 from expbase.ranks import collectives
 from expbase.record import logs
@@ -106,7 +107,7 @@ class Start:
         check_training(completed.training)
         options = Options.of(args)
         options.check()
-        check_class(experiment, base, completed.training, options)
+        check_class(users_class(experiment), base, completed.training, options)
         output = fill_in(str(options.output), limited(completed))
         ranks = collectives.rank(), collectives.world_size()
         return cls(completed, args, options, output, Path.cwd(), *ranks, logs.early_log())
