@@ -332,7 +332,7 @@ class Subscribers:
 # Events of other libraries, by a part of their names: ours, or what is here instead of them.
 _INSTEAD = {
     "sanity_check": "--smoke is that check: it tries a whole run, with all events.",
-    "trainer_initialized": "It is 'on_setup_end' here.",
+    "trainer_initialized": "It is 'on_setup_end' here, of AllEvents.",
 }
 # In the words of Lightning, Keras and transformers a name would be more like another event.
 _SAME_WORDS = {
@@ -358,7 +358,7 @@ def comes_with(event: str, cls: str = "Experiment") -> str:
     """Returns a sentence that says how a class gets an event of a mixin."""
     module, _, mixin = OF_MIXINS[event].rpartition(".")
     return (
-        f"It comes with a mixin: `from {module} import {mixin}`, and "
+        f"It comes with {mixin}: `from {module} import {mixin}`, and "
         f"`class {cls}({mixin}, ExperimentBase)`."
     )
 
@@ -409,8 +409,8 @@ def _check_overrides(cls: type, listeners: Mapping[str, Any]) -> None:
             continue
         if name in OF_MIXINS:
             raise TypeError(
-                f"{owner.__name__}.{name}: nothing would call it, because {cls.__name__} has no such "
-                f"event. {comes_with(name, cls.__name__)}"
+                f"{owner.__name__}.{name}: nothing would call it, since {cls.__name__} lacks its "
+                f"mixin. {comes_with(name, cls.__name__)}"
             )
         raise TypeError(
             f"{owner.__name__}.{name}: is no event, so nothing would call it.{_did_you_mean(name)} "

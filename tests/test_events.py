@@ -15,7 +15,7 @@ from tiny import Helped, Notes, Tiny, make, metrics, same_bits, trained
 
 from expbase import ExperimentBase, on
 from expbase.checkpoint import storage
-from expbase.events import EVENTS, OF_MIXINS, Filter, events_of
+from expbase.events import OF_MIXINS, Filter, events_of
 from expbase.extras.all_events import AllEvents
 from expbase.extras.prediction import Prediction
 
@@ -150,11 +150,13 @@ def test_an_event_by_its_name_in_lightning_is_told_from_the_opposite_one() -> No
         "on_fit_start": "on_train_begin",
         "on_init_end": "on_setup_end",
         "on_step_end": "on_train_batch_end",
+        "on_load_data_end": "on_batch_read",
     }
     for theirs, ours in names.items():
-        with pytest.raises(ValueError, match=f"is no event. Did you mean '{ours}'"):
+        hint = "It comes with AllEvents: " if ours in OF_MIXINS else ""
+        with pytest.raises(ValueError, match=rf"is no event. Did you mean '{ours}'\? ?{hint}"):
             on(theirs)
-        with pytest.raises(TypeError, match=f"is no event.* Did you mean '{ours}'"):
+        with pytest.raises(TypeError, match=rf"is no event.* Did you mean '{ours}'\? ?{hint}"):
             type("Moved", (ExperimentBase,), {theirs: lambda self: None})
 
 
@@ -207,25 +209,6 @@ def test_an_upload_that_fails_ends_the_run_and_loses_nothing(tmp_path: Path) -> 
     trained(Mirrored, tmp_path / "run", save_interval=2)
     trained(Mirrored, tmp_path / "straight", save_interval=2)
     same_bits(*(tmp_path / run / "checkpoints/step-00000006" for run in ("run", "straight")))
-
-
-def test_saving_and_loading_a_model_are_told_before(tmp_path: Path) -> None:
-    class Asking(AllEvents, Stepped):
-        def on_save_model(self) -> None:
-            assert not (tmp_path / "m.safetensors").exists()
-
-        def on_load_model(self) -> None:
-            self.weight = self.unwrap(self.model)[0].weight.numpy()
-
-    exp: Any = make(Asking, tmp_path / "run")
-    exp.setup()
-    exp.save_model(tmp_path / "m.safetensors")
-    saved = exp.model[0].weight.numpy()
-    exp.model[0].weight.set_value(saved + 1)
-    exp.load_model(tmp_path / "m.safetensors")
-    assert (exp.weight == saved + 1).all()
-    assert (exp.model[0].weight.numpy() == saved).all()
-    exp.close()
 
 
 # --- listeners -------------------------------------------------------------------------------
@@ -361,7 +344,7 @@ def test_a_listener_that_came_or_went_since_the_checkpoint_begins_to_count(tmp_p
     [
         ("on_sanity_check_begin", "no event. --smoke is that check"),
         ("on_sanity_check_end", "no event. --smoke is that check"),
-        ("on_after_trainer_initialized", "no event. It is 'on_setup_end' here."),
+        ("on_after_trainer_initialized", "no event. It is 'on_setup_end' here, of AllEvents."),
     ],
 )
 def test_an_event_of_fastnlp_that_is_none_here_is_told_what_is_there_instead(
@@ -401,6 +384,107 @@ def test_a_misspelt_event_method_is_an_error_when_the_class_is_defined() -> None
 
         class _(Tiny):
             def on_train_epoch_ends(self) -> None: ...
+
+
+INHERIT = r"`from expbase\.extras\.all_events import AllEvents`, and `class Mine\(AllEvents, Ex"
+
+
+@pytest.mark.parametrize("name", ["on_setup_begin", "on_batch_read", "on_valid_batch_end"])
+def test_an_event_of_a_mixin_without_it_is_an_error_that_says_what_to_inherit(name: str) -> None:
+    override: Any = lambda self, *args: None  # noqa: E731
+    with pytest.raises(TypeError, match=rf"^Mine\.{name}: nothing would .* lacks .*{INHERIT}"):
+        type("Mine", (ExperimentBase,), {name: override})
+    with pytest.raises(TypeError, match=rf"^Mine\.note: Mine has no event '{name}'.*{INHERIT}"):
+        type("Mine", (ExperimentBase,), {"note": on(name)(override)})
+    type("Mine", (AllEvents, ExperimentBase), {name: override})
+    plain = type("Plain", (), {name: override})  # whoever is derived from it may have the mixin
+    with pytest.raises(TypeError, match=rf"^Plain\.{name}: .*{INHERIT}"):
+        type("Mine", (plain, ExperimentBase), {})
+    type("Mine", (plain, AllEvents, ExperimentBase), {})
+
+
+def test_a_method_that_cannot_be_called_as_the_event_is_an_error_at_once() -> None:
+    with pytest.raises(TypeError, match=r"_\.on_log: cannot be called as on_log is; .*metrics: "):
+
+        class _(Tiny):
+            def on_log(self) -> None: ...  # type: ignore[override]
+
+    with pytest.raises(TypeError, match=r"_\.note: cannot be called as on_evaluate_end is"):
+
+        class _(Tiny):  # type: ignore[no-redef]
+            @on("on_evaluate_end")
+            def note(self) -> None: ...
+
+
+@pytest.mark.parametrize("is_listener", [False, True])
+def test_the_batch_of_on_train_batch_begin_is_somewhere_else_now(is_listener: bool) -> None:
+    method: Any = lambda self, batch, indices: None  # noqa: E731
+    name = "note" if is_listener else "on_train_batch_begin"
+    if is_listener:
+        method = on("on_train_batch_begin", every=2)(method)
+    text = r".*once per update.*on_batch_read\(batch, indices\)\. It comes with AllEvents.*read_b"
+    with pytest.raises(TypeError, match=rf"^Mine\.{name}: cannot be called as .*{text}"):
+        type("Mine", (ExperimentBase,), {name: method})
+
+
+# --- the pair round an update ------------------------------------------------------------------
+
+
+class Paired(Helped):
+    """Notes what comes round its updates, and what is drawn there."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.noted = Notes()
+        self.exclude_from_state("noted")
+
+    def note(self, name: str) -> None:
+        self.noted.append((name, self.iteration, float(paddle.rand([]))))
+
+    def on_train_epoch_begin(self) -> None:
+        self.note("epoch")
+
+    def on_train_batch_begin(self) -> None:
+        self.note("begin")
+
+    def train_batch(self) -> None:
+        self.note("batch")
+        super().train_batch()
+
+    def on_train_batch_end(self) -> None:
+        self.note("end")
+
+
+class OwnLoop(Paired):
+    def train(self) -> None:
+        while self.going_on():
+            self.train_batch()
+            self.end_iteration()
+
+
+@pytest.mark.parametrize(
+    ("experiment", "training"),
+    [
+        (Paired, {"accumulation_steps": 4}),
+        (Paired, {"shares": 2}),
+        (OwnLoop, {"accumulation_steps": 4}),
+    ],
+    ids=["accumulation", "shares", "a loop of one's own"],
+)
+def test_each_update_begins_and_ends_once_also_over_a_resume(
+    tmp_path: Path, experiment: type[Paired], training: dict[str, int]
+) -> None:
+    options = {**training, "valid_interval": 0, "save_interval": 10}
+    whole: Any = trained(experiment, tmp_path / "whole", max_iteration=10, **options)
+    rounds = [name for name, *_ in whole.noted if name != "epoch"]
+    assert rounds == 10 * ["begin", "batch", "end"]
+    assert [at for _, at, _ in whole.noted[1:4]] == [1, 1, 1]
+    assert whole.noted[0][0] == "epoch"  # it has begun before its first update
+    parts: list[Any] = []
+    for end in (3, 10):
+        exp: Any = trained(experiment, tmp_path / "parts", max_iteration=end, **options)
+        parts += exp.noted
+    assert parts == whole.noted
 
 
 def test_what_a_listener_returns_is_not_lost_in_silence(tmp_path: Path) -> None:
@@ -463,8 +547,12 @@ def test_the_original_exception_is_seen_by_all_handlers_and_goes_on(tmp_path: Pa
     assert all(text in log for text in (*places, "while closing: ValueError('in terminal')"))
 
 
+class Everything(AllEvents, Prediction):
+    """With all events that there are."""
+
+
 def test_every_event_is_documented() -> None:
-    assert all(getattr(Events, name).__doc__ for name in EVENTS)
+    assert all(method.__doc__ for method in events_of(Everything).values())
 
 
 DOCS = (Path(__file__).parents[1] / "docs" / "events.md").read_text(encoding="utf-8")
@@ -478,8 +566,8 @@ def test_the_tables_of_the_docs_name_methods_that_exist() -> None:
         table = text.split(f"(the owner's document {of_document}):")[1].split("\n\n")[1]
         rows += re.findall(r"^\| `([^`]+)` \| `([^`]+)` \| .*\|$", table, re.MULTILINE)
     assert len(rows) == 15 + 24
-    assert all(hasattr(ExperimentBase, here) or here == "on" for _, here in rows)
-    assert all(event in DOCS for event in EVENTS)
+    assert all(hasattr(Everything, here) or here == "on" for _, here in rows)
+    assert all(event in DOCS for event in events_of(Everything))
 
 
 def test_the_example_of_the_docs_runs(tmp_path: Path) -> None:

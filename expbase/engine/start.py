@@ -22,6 +22,7 @@ from expbase.config import Config, ConfigError, fill_in, nearest
 from expbase.defaults import check_training, defaults_of, fill, limited
 from expbase.engine import due
 from expbase.engine.run_dir import RunDirectory
+from expbase.events import OF_MIXINS
 from expbase.front import users_class
 from expbase.help_text import check_system
 from expbase.ranks import collectives
@@ -216,6 +217,7 @@ _OF_MIXINS = {
         "expbase.extras.mixins.ExponentialMovingAverage",
     ),
     "clip_gradients": "expbase.extras.mixins.GradientClipping",
+    **OF_MIXINS,
 }
 
 
