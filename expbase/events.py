@@ -16,7 +16,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -170,6 +170,18 @@ OF_MIXINS = {
     ),
 }  # fmt: skip
 
+# The helper for train_batch that calls an event; who steps by hand calls none.
+CALLED_BY = {
+    **dict.fromkeys(("on_before_backward", "on_after_backward"), "backward"),
+    **dict.fromkeys(
+        (
+            "on_before_optimizers_step", "on_after_optimizers_step",
+            "on_before_zero_grad", "on_after_zero_grad",
+        ),
+        "step_optimizers",
+    ),
+}  # fmt: skip
+
 
 def events_of(cls: type) -> dict[str, Any]:
     """Returns the events of a class, with the methods that declare them.
@@ -284,11 +296,15 @@ class Subscribers:
                         name += "'"
                     self._counted[name] = filter_
         self.subscribed = heard_by(type(experiment))
+        # At what the user's classes act, and has not come, since a helper calls it.
+        self.waiting = {e for base in own_classes(type(experiment)) for e in _acts_at(base)}
+        self.waiting &= CALLED_BY.keys()
 
     def fire(self, event: str, *args: Any) -> Any:
         """Calls the event's method and its listeners; returns what the method returned."""
         if event not in self.subscribed:
             return None
+        self.waiting.discard(event)
         returned = [call() for _, call in self.each(event, *args)]
         return returned[0]
 
@@ -368,6 +384,13 @@ def heard_by(cls: type) -> set[str]:
     declared = events_of(cls)
     overridden = {name for name, ours in declared.items() if getattr(cls, name) is not ours}
     return overridden | {spec.event for specs in _listeners_of(cls).values() for spec in specs}
+
+
+def _acts_at(cls: type) -> Iterator[str]:
+    """Yields the events that a class overrides or has a listener of, and names of other things."""
+    for name, value in vars(cls).items():
+        yield name
+        yield from (spec.event for spec in getattr(value, _SPECS, ()))
 
 
 def own_classes(cls: type) -> list[type]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import threading
 import time
@@ -17,6 +18,7 @@ from expbase import ExperimentBase, on
 from expbase.checkpoint import storage
 from expbase.events import OF_MIXINS, Filter, events_of
 from expbase.extras.all_events import AllEvents
+from expbase.extras.mixins import GradientClipping
 from expbase.extras.prediction import Prediction
 
 
@@ -663,3 +665,34 @@ def test_a_class_may_call_both_of_two_mixins_by_hand() -> None:
         return Numbering.on_save_checkpoint(self) | Naming.on_save_checkpoint(self)
 
     type("Both", (Numbering, Naming), {"on_save_checkpoint": both})
+
+
+# --- events that nobody calls ------------------------------------------------------------------
+
+
+class ByHand(AllEvents, Tiny):
+    """Steps by hand, and listens to what the helpers call."""
+
+    def on_before_optimizers_step(self) -> None: ...
+
+    @on("on_after_backward")
+    def look(self) -> None: ...
+
+
+class Helping(ByHand, Helped):
+    train_batch = Helped.train_batch
+
+
+def test_an_event_that_a_step_by_hand_does_not_call_is_told_once(tmp_path: Path) -> None:
+    for experiment in (ByHand, Helping, type("Clipped", (GradientClipping, Tiny), {})):
+        config = experiment.default_config()
+        config.training.update({"max_iteration": 3, "log_interval": 1})
+        exp = experiment(config, argparse.Namespace(output=str(tmp_path / experiment.__name__)))
+        exp.setup()
+        exp.run()
+    said = [(tmp_path / name / "worker_0.log").read_text() for name in ("ByHand", "Helping")]
+    warning = "WARNING: [3] in 3 updates on_{} never came, at which the experiment acts; expected "
+    assert said[0].count(warning.format("after_backward") + "self.backward() in train_batch") == 1
+    step = warning.format("before_optimizers_step") + "self.step_optimizers() in train_batch"
+    assert said[0].count(step) == 1
+    assert "never came" not in said[1] + (tmp_path / "Clipped/worker_0.log").read_text()

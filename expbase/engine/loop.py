@@ -30,7 +30,7 @@ from expbase.engine.report import Report
 from expbase.engine.start import Start, lacks_super
 from expbase.engine.stop import StopReason, StopRequests, ValidationExit, ValidationLeft
 from expbase.engine.update import Update
-from expbase.events import Subscribers
+from expbase.events import CALLED_BY, Subscribers
 from expbase.ranks import collectives
 from expbase.record.meter import NonFiniteError, means_over
 from expbase.record.speed import Stopwatch
@@ -317,6 +317,11 @@ class Loop:
             has_logged = not (is_silent and self._training.log_interval)
             has_read = self._stopwatch.batches > 0 or self._experiment.train_loader is None
             yield from first.look(has_logged=has_logged, has_read=has_read)
+            for event in sorted(self._events.waiting):
+                yield (
+                    f"{event} never came, at which the experiment acts; expected "
+                    f"self.{CALLED_BY[event]}() in train_batch, which calls it."
+                )
         is_next_epoch = self.epochs_before > self._epochs_at_begin
         if is_next_epoch or (is_late and not steps_by_epochs(type(self._experiment))):
             yield from first.look_at_schedules(has_validated=("valid", "") in self._recorded_at)
