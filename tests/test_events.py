@@ -21,6 +21,8 @@ from expbase.extras.all_events import AllEvents
 from expbase.extras.mixins import GradientClipping
 from expbase.extras.prediction import Prediction
 
+DOCS_FOLDER = Path(__file__).parents[1] / "docs"
+
 
 class Stepped(Helped):
     """Three batches per epoch, its updates made by the helpers."""
@@ -92,6 +94,19 @@ def test_the_events_of_a_run_come_in_this_order(tmp_path: Path) -> None:
         {END}
     """
     assert trace == expected.split()
+
+
+def test_a_page_that_tells_the_order_of_a_run_tells_it_as_it_is(tmp_path: Path) -> None:
+    pages = [path.read_text(encoding="utf-8") for path in DOCS_FOLDER.glob("*.md")]
+    blocks = [b for page in pages for b in re.findall(r"```text\n(setup .*?)```", page, re.DOTALL)]
+    one_update = type("OneUpdate", (Traced,), {"size": 4})  # which ends an epoch
+    exp: Any = make(one_update, tmp_path, max_iteration=1, valid_interval=1, save_interval=1)
+    exp.setup()
+    exp.run()
+    assert len(blocks) >= 2  # in two languages
+    for section in (s for block in blocks for s in re.split(r"\n(?=\w)", block)):
+        told = [name for name in re.findall(r"[a-z_]+", section) if name in exp.trace]
+        assert told == [name for name in dict.fromkeys(exp.trace) if name in told], section
 
 
 def test_with_accumulation_each_batch_has_a_backward_and_a_pass_may_end_within(
@@ -557,7 +572,7 @@ def test_every_event_is_documented() -> None:
     assert all(method.__doc__ for method in events_of(Everything).values())
 
 
-DOCS = (Path(__file__).parents[1] / "docs" / "events.md").read_text(encoding="utf-8")
+DOCS = (DOCS_FOLDER / "events.md").read_text(encoding="utf-8")
 
 
 def test_the_tables_of_the_docs_name_methods_that_exist() -> None:
