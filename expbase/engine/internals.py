@@ -96,7 +96,7 @@ class Internals:
         return self._data.share(self._update.batches)[0]
 
     def turn_epoch(self) -> None:
-        """Ends an epoch that is used up, and begins the next one, as read_batch does first."""
+        """Ends an epoch that is used up, and begins the next one; read_batch does it first."""
         self._loop.turn_epoch()
 
     @property
@@ -117,9 +117,9 @@ class Internals:
     def step_of(
         self, optimizers: Iterable[Any] = ()
     ) -> contextlib.AbstractContextManager[StepParts]:
-        """Returns a context in which optimizers step, by default all, in parts.
+        """Begins a step of optimizers, in parts between which something can act.
 
-        It is what step_optimizers is made of.
+        step_optimizers is this:
 
             with self.internals.step_of(optimizers) as parts:
                 parts.unscale()
@@ -128,10 +128,10 @@ class Internals:
                 parts.clear()
 
         Args:
-            optimizers: What `stepping` is in the block.
+            optimizers: Those to step; by default all that are attributes. `stepping` has them.
 
         Returns:
-            A context of StepParts.
+            A context for the block, which gets a StepParts.
         """
         return self._update.step_of(optimizers)
 
@@ -182,7 +182,14 @@ class Internals:
         return self._events.fire(event, *args)
 
     def hears(self, event: str) -> bool:
-        """Returns whether a method or a listener of the experiment acts at an event."""
+        """Says whether a method or a listener of the experiment acts at an event.
+
+        Args:
+            event: The name.
+
+        Returns:
+            True if fire would call something.
+        """
         return event in self._events.subscribed
 
     def closing(self) -> contextlib.AbstractContextManager[None]:

@@ -94,7 +94,9 @@ class AllEvents(ExperimentBase):
     """A mixin: fourteen further events, to override or to listen to as to the others."""
 
     stands_in_front = Surrounding
+    """What is put in front of a class that has this mixin, by front.py."""
     stands_behind = Between
+    """What is put behind it."""
 
     def on_setup_begin(self) -> None:
         """Before setup_dataloader; device, output directory, logger and seed are set up."""
