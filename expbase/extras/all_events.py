@@ -115,6 +115,9 @@ class AllEvents(ExperimentBase):
 
             batch["x"] *= self.config.scale  # what is changed in place, train_batch sees
 
+        Each rank counts its own batches: with training.shares a listener that is to act at the same
+        ones on any number of processes asks `internals.share`, and not `every`.
+
         Args:
             batch: What read_batch returns; one of your own, too.
             indices: Of its samples in the data set; None if the loader has none.

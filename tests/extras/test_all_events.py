@@ -386,6 +386,22 @@ def test_a_tool_stands_in_front_of_the_mixin(tmp_path: Path, capsys: Any) -> Non
     assert exp.heard[-2:] == two_batches
 
 
+class Unvalidated(Heard):
+    valid = ExperimentBase.valid
+
+
+def test_a_tool_sees_that_there_is_no_valid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = {"training": {"valid_interval": 2}, "kill": "inside a validation", "at": 99, "delay": 0}
+    monkeypatch.setenv(PLAN, json.dumps(plan))
+    for tool in (Smoke, Verified):
+        with put_in_front(tool):
+            exp: Any = trained(Unvalidated, tmp_path / tool.__name__, valid_interval=0)
+        assert "on_evaluate_begin" not in exp.heard
+    assert exp.verifying.kill == "at a random moment"
+
+
 def test_verify_sees_the_batch_that_train_batch_sees(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
