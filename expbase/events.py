@@ -1,8 +1,8 @@
 """The events of an experiment: methods to override, and listeners beside them.
 
-Each is called on every rank, as docs/events.md shows: the overridden method first,
-then the listeners, those of base classes first, in the order of their definition. An event without
-an override or a listener costs nothing.
+The overridden method is called first, then the listeners, those of base classes first, in the order
+of their definition. An event without an override or a listener costs nothing. What is an event of a
+class, its bases of expbase say: Events, and mixins that declare more (`events_of`).
 
     def on_train_epoch_end(self): ...                # an event, overridden
 
@@ -16,41 +16,47 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from expbase.config import did_you_mean
+from expbase.config import did_you_mean, nearest
 from expbase.front import is_trial
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Events:
-    """Every point at which an experiment can act, in the order of a run."""
+    """The points at which every experiment can act; override a method, or listen to it by @on.
+
+    In setup: prepare first, startup after setup_model. Then on_load_checkpoint if there is a
+    checkpoint, and on_train_begin. An epoch begins with on_train_epoch_begin; an update has
+    on_train_batch_begin, in step_optimizers on_before_optimizers_step, and on_train_batch_end.
+    What is due after it follows in this order: on_log, on_save_checkpoint, on_evaluate_end,
+    on_train_epoch_end. on_train_end and terminal are last; after a failure or a signal
+    on_exception comes before them. All are called on every rank, but for on_checkpoint_written.
+
+    More of them come with the mixins AllEvents and Prediction of expbase.extras.
+    """
 
     __signature__: inspect.Signature
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        events = {name for name in vars(Events) if not name.startswith("_")}
-        _check_siblings(cls, {*events, "default_config", "close", *_listeners_of(cls)})
+        listeners = _listeners_of(cls)
+        _check_overrides(cls, listeners)
+        methods = {name for name in vars(Events) if not name.startswith("_")} | {*events_of(cls)}
+        _check_siblings(cls, {*methods, "default_config", "close", *listeners})
         # What help() and notebooks show: without this the words of __new__, which takes any.
         cls.__signature__ = inspect.signature(functools.partial(cls.__init__, None))
 
     # Setup
 
     def prepare(self) -> None:
-        """The first thing in setup: downloads, environment."""
-
-    def on_setup_begin(self) -> None:
-        """Before setup_dataloader; device, output directory, logger and seed are set up."""
+        """The first thing in setup: downloads, the environment."""
 
     def startup(self) -> None:
-        """After setup_model: fills parameters, sets the iteration to count from."""
-
-    def on_setup_end(self) -> None:
-        """After everything was built and checked; the state is not restored yet."""
+        """After setup_model: fills parameters, sets the iteration and the epoch to count from."""
 
     # Training
 
@@ -58,7 +64,7 @@ class Events:
         """Once per start, with the state restored, and random numbers of its own."""
 
     def on_train_end(self) -> None:
-        """Once per start, after a failure too; `self.finished`: whether the end was reached."""
+        """Once per start, after a failure, too; `self.finished`: whether the end was reached."""
 
     def on_train_epoch_begin(self) -> None:
         """At the start of an epoch; not again when a run is resumed within one."""
@@ -66,108 +72,130 @@ class Events:
     def on_train_epoch_end(self) -> None:
         """When an epoch is used up, after a validation by iterations and before one by epochs."""
 
-    def on_fetch_data_begin(self) -> None:
-        """Before a training batch is fetched, in read_batch."""
+    def on_train_batch_begin(self) -> None:
+        """Once per update, right before train_batch; no batch is read yet.
 
-    def on_fetch_data_end(self) -> None:
-        """After it was fetched."""
-
-    def on_train_batch_begin(self, batch: Any, indices: Sequence[int] | None) -> None:
-        """Before read_batch returns a batch, which may be changed in place.
-
-        `indices` are those of its samples in the data set, None if the loader has none.
+        `self.iteration` is the number of the update, and its random numbers are set.
         """
 
-    def on_before_backward(self, loss: Any) -> None:
-        """In backward(loss), for each micro-batch; the loss is neither divided nor scaled yet."""
-
-    def on_after_backward(self) -> None:
-        """In backward(loss); the last micro-batch averages the gradients over the ranks."""
-
     def on_before_optimizers_step(self) -> None:
-        """In step_optimizers, for those in `self.stepping`; unscaled gradients may be changed."""
+        """In step_optimizers, before the step; gradients are unscaled and may be changed.
 
-    def on_after_optimizers_step(self) -> None:
-        """In step_optimizers; the gradients are still there."""
+        `self.internals.stepping` has the optimizers that step.
 
-    def on_before_zero_grad(self) -> None:
-        """In step_optimizers, before the gradients are cleared."""
-
-    def on_after_zero_grad(self) -> None:
-        """In step_optimizers, after the gradients were cleared."""
+            for parameter in self.model.parameters():
+                parameter.grad.clip_(-1.0, 1.0)
+        """
 
     def on_train_batch_end(self) -> None:
-        """After each train_batch: the update is done; attributes that it set can be read."""
+        """Once per update, right after train_batch; what it has set on self can be read."""
 
     def on_log(self, metrics: Mapping[str, float]) -> None:
-        """Before the metrics, by full name, are written; they may be changed, and others added."""
+        """Before a line of metrics is written.
+
+        Args:
+            metrics: By full name, `train/loss`. They may be changed, and others added.
+        """
 
     # Evaluation
 
-    def on_evaluate_begin(self) -> None:
-        """Before valid(), in eval mode; `self.evaluated_loader` is what it will read."""
-
-    def on_valid_batch_end(self, batch: Any, indices: Sequence[int] | None) -> None:
-        """When a loop over valid_batches() is done with a batch; ranks may have unequal numbers.
-
-        `indices` are as in on_train_batch_begin. Not after a batch at which the loop was left.
-        """
-
     def on_evaluate_end(self, results: Mapping[str, float]) -> None:
-        """After valid(), in eval mode; `results` is what it returned on rank 0.
+        """After valid, still in eval mode.
 
-        Changes to it count and are written, so make the same ones on every rank.
-        `self.evaluated_loader` is what it was about.
+            results["f1"] = 2 * results["precision"] * results["recall"] / …  # counts, too
+
+        Args:
+            results: Those of rank 0. Changes to them count and are written, so make the same ones
+                on every rank.
         """
-
-    def on_predict_begin(self) -> None:
-        """Before the first batch of predict (a mixin); the models are in eval mode."""
-
-    def on_predict_batch_end(self, outputs: Any) -> None:
-        """After each predict_batch, with what it returned."""
-
-    def on_predict_end(self, results: Sequence[Any]) -> None:
-        """After predict; the results of all ranks, one per sample, in the order of the data."""
 
     # State
 
     def on_save_checkpoint(self) -> Mapping[str, Any] | None:
-        """Before a checkpoint is written.
+        """Before the state is captured: for a checkpoint, or for the copy before a validation.
 
         Returns:
             Values of your own for on_load_checkpoint: numbers, texts, lists, mappings, arrays
-            and tensors.
+            and tensors. None is {}.
         """
         return None
 
     def on_load_checkpoint(self, states: Mapping[str, Any]) -> None:
-        """After everything else was restored, with what on_save_checkpoint returned, or {}."""
+        """After everything else was restored.
+
+        Args:
+            states: What on_save_checkpoint has returned, or {}.
+        """
 
     def on_checkpoint_written(self, path: Path) -> None:
         """On rank 0, when a checkpoint is on the disk; it is not deleted before this returns.
 
         Training waits for it, so copy links and send them in a thread. What needs all ranks is an
         error here.
+
+        Args:
+            path: The directory of the checkpoint.
         """
-
-    def on_save_model(self) -> None:
-        """Before save_model writes its file."""
-
-    def on_load_model(self) -> None:
-        """Before load_model reads its file."""
 
     def on_exception(self, exception: BaseException) -> None:
         """After an exception in training, before it is raised on; one from here is only logged.
 
-        After a stop by a signal, too: with a KeyboardInterrupt for Ctrl-C, else a SystemExit with
-        the exit code; the state is saved all the same.
+        After a stop by a signal, too; the state is saved all the same.
+
+        Args:
+            exception: What was raised; a KeyboardInterrupt for Ctrl-C, for another signal a
+                SystemExit with its exit code.
         """
 
     def terminal(self) -> None:
         """The final step of a start, once, also after a failure. Signals wait for it."""
 
 
-EVENTS = tuple(name for name in vars(Events) if name.startswith("on_"))
+EVENTS = tuple(name for name in vars(Events) if name.startswith("on_"))  # of every experiment
+_ALL = "expbase.extras.all_events.AllEvents"
+# Those that mixins declare, by their names: the core does not import the mixins.
+OF_MIXINS = {
+    **dict.fromkeys(
+        (
+            "on_setup_begin", "on_setup_end", "on_fetch_data_begin", "on_fetch_data_end",
+            "on_batch_read", "on_before_backward", "on_after_backward",
+            "on_after_optimizers_step", "on_before_zero_grad", "on_after_zero_grad",
+            "on_evaluate_begin", "on_valid_batch_end", "on_save_model", "on_load_model",
+        ),
+        _ALL,
+    ),
+    **dict.fromkeys(
+        ("on_predict_begin", "on_predict_batch_end", "on_predict_end"),
+        "expbase.extras.prediction.Prediction",
+    ),
+}  # fmt: skip
+
+# The helper for train_batch that calls an event; who steps by hand calls none.
+CALLED_BY = {
+    **dict.fromkeys(("on_before_backward", "on_after_backward"), "backward"),
+    **dict.fromkeys(
+        (
+            "on_before_optimizers_step", "on_after_optimizers_step",
+            "on_before_zero_grad", "on_after_zero_grad",
+        ),
+        "step_optimizers",
+    ),
+}  # fmt: skip
+
+
+def events_of(cls: type) -> dict[str, Any]:
+    """Returns the events of a class, with the methods that declare them.
+
+    They are what the classes of expbase among its bases define as `on_…`.
+    """
+    declared: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        if base.__module__.startswith("expbase."):
+            for name, value in vars(base).items():
+                if name.startswith("on_"):
+                    declared.setdefault(name, value)
+    return declared
+
 
 _OURS = (__name__, "expbase.experiment")  # where the methods of every experiment are
 _SPECS = "_expbase_listener_specs"  # the attribute of a marked method
@@ -209,13 +237,17 @@ def on(
     of a listener are part of the checkpoint.
 
     Args:
-        event: The name of a method of Events.
+        event: The name of an event of the class.
         every: Act at every n-th time that the event happens.
         once: Act at the n-th time only.
         filter_fn: Called with the Filter and the experiment; returns whether to act.
 
+    Returns:
+        A decorator that returns the method.
+
     Raises:
-        ValueError: There is no such event, or the filters contradict each other.
+        ValueError: There is no such event, or the filters contradict each other. Where a mixin of
+            the event is missing, the class is a TypeError.
 
     Source: fastNLP's `Trainer.on` and `Filter` (seed 003).
     """
@@ -234,7 +266,7 @@ def on(
 
 
 def _check_on(event: str, conditions: Mapping[str, Any]) -> None:
-    if event not in EVENTS:
+    if event not in (*EVENTS, *OF_MIXINS):
         raise ValueError(f"@on: {event!r} is no event.{_did_you_mean(event)}")
     given = {name: value for name, value in conditions.items() if value is not None}
     if len(given) > 1:
@@ -264,11 +296,15 @@ class Subscribers:
                         name += "'"
                     self._counted[name] = filter_
         self.subscribed = heard_by(type(experiment))
+        # At what the user's classes act, and has not come, since a helper calls it.
+        self.waiting = {e for base in own_classes(type(experiment)) for e in _acts_at(base)}
+        self.waiting &= CALLED_BY.keys()
 
     def fire(self, event: str, *args: Any) -> Any:
         """Calls the event's method and its listeners; returns what the method returned."""
         if event not in self.subscribed:
             return None
+        self.waiting.discard(event)
         returned = [call() for _, call in self.each(event, *args)]
         return returned[0]
 
@@ -312,14 +348,14 @@ class Subscribers:
 # Events of other libraries, by a part of their names: ours, or what is here instead of them.
 _INSTEAD = {
     "sanity_check": "--smoke is that check: it tries a whole run, with all events.",
-    "trainer_initialized": "It is 'on_setup_end' here.",
+    "trainer_initialized": "It is 'on_setup_end' here, of AllEvents.",
 }
 # In the words of Lightning, Keras and transformers a name would be more like another event.
 _SAME_WORDS = {
     "_start": "_begin", "validation_epoch": "evaluate", "validation": "evaluate",
     "test_epoch": "evaluate", "on_test_batch": "on_valid_batch", "on_test": "on_evaluate",
     "evaluate_batch": "valid_batch", "on_init": "on_setup", "on_fit": "on_train",
-    "on_step": "on_train_batch", "on_batch": "on_train_batch",
+    "on_step": "on_train_batch", "on_batch": "on_train_batch", "on_load_data_end": "on_batch_read",
 }  # fmt: skip
 
 
@@ -329,13 +365,32 @@ def _did_you_mean(name: str) -> str:
             return f" {instead}"
     for theirs, ours in _SAME_WORDS.items():
         name = name.replace(theirs, ours)
-    return did_you_mean(name, EVENTS)
+    known = (*EVENTS, *OF_MIXINS)
+    of_mixin = [near for near in nearest(name, known, 0.5) if near in OF_MIXINS]
+    return did_you_mean(name, known) + "".join(f" {comes_with(near)}" for near in of_mixin)
+
+
+def comes_with(event: str, cls: str = "Experiment") -> str:
+    """Returns a sentence that says how a class gets an event of a mixin."""
+    module, _, mixin = OF_MIXINS[event].rpartition(".")
+    return (
+        f"It comes with {mixin}: `from {module} import {mixin}`, and "
+        f"`class {cls}({mixin}, ExperimentBase)`."
+    )
 
 
 def heard_by(cls: type) -> set[str]:
     """Returns the events that a class overrides or has a listener of."""
-    overridden = {name for name in EVENTS if getattr(cls, name) is not getattr(Events, name)}
+    declared = events_of(cls)
+    overridden = {name for name, ours in declared.items() if getattr(cls, name) is not ours}
     return overridden | {spec.event for specs in _listeners_of(cls).values() for spec in specs}
+
+
+def _acts_at(cls: type) -> Iterator[str]:
+    """Yields the events that a class overrides or has a listener of, and names of other things."""
+    for name, value in vars(cls).items():
+        yield name
+        yield from (spec.event for spec in getattr(value, _SPECS, ()))
 
 
 def own_classes(cls: type) -> list[type]:
@@ -353,15 +408,65 @@ def _listeners_of(cls: type) -> dict[str, tuple[Filter, ...]]:
                 listeners[name] = specs
             elif name in listeners and value is None:  # switched off
                 del listeners[name]
-            elif name not in listeners and inspect.isfunction(value):
-                _check_method(f"{base.__name__}.{name}", name)
+    declared = events_of(cls)
+    for name, specs in listeners.items():
+        for spec in specs:
+            if spec.event not in declared:
+                raise TypeError(
+                    f"{_owner(cls, name).__name__}.{name}: {cls.__name__} has no event "
+                    f"{spec.event!r}. {comes_with(spec.event, cls.__name__)}"
+                )
+            _check_takes(cls, name, spec.event, declared)
     return listeners
+
+
+def _check_overrides(cls: type, listeners: Mapping[str, Any]) -> None:
+    """Raises a TypeError if a method is named like an event, and would not be called as one."""
+    declared = events_of(cls)
+    for name in {name for base in own_classes(cls) for name in vars(base)} - {*listeners}:
+        owner = _owner(cls, name)
+        if not name.startswith("on_") or not inspect.isfunction(vars(owner)[name]):
+            continue
+        if name in declared:
+            _check_takes(cls, name, name, declared)
+            continue
+        if name in OF_MIXINS:
+            raise TypeError(
+                f"{owner.__name__}.{name}: nothing would call it, since {cls.__name__} lacks its "
+                f"mixin. {comes_with(name, cls.__name__)}"
+            )
+        raise TypeError(
+            f"{owner.__name__}.{name}: is no event, so nothing would call it.{_did_you_mean(name)} "
+            "Mark a listener with @on; give another method a name that does not begin with on_."
+        )
+
+
+def _owner(cls: type, name: str) -> type:
+    return next(base for base in cls.__mro__ if name in vars(base))
+
+
+def _check_takes(cls: type, name: str, event: str, declared: Mapping[str, Any]) -> None:
+    """Raises a TypeError if a method cannot be called as an event is."""
+    method = getattr(cls, name)
+    expected = inspect.signature(declared[event])
+    try:
+        inspect.signature(method).bind(*expected.parameters)
+    except TypeError:
+        text = f"cannot be called as {event} is; expected the arguments {expected}."
+        if event == "on_train_batch_begin":
+            text += (
+                " It comes once per update, before train_batch. With each batch that is read comes "
+                f"on_batch_read(batch, indices). {comes_with('on_batch_read', cls.__name__)} Or "
+                "override read_batch, which returns the batch."
+            )
+        raise TypeError(f"{_owner(cls, name).__name__}.{name}: {text}") from None
 
 
 def _check_siblings(cls: type, names: Iterable[str]) -> None:
     """Raises a TypeError if a method of a base is lost: one before it, of a class that does not
     derive from that base, does not call super(). A class may replace what it derives from.
     """
+    declared = events_of(cls)
     for name in sorted(names):
         owners = [base for base in cls.__mro__ if name in vars(base)]
         for number, owner in enumerate(owners):
@@ -371,6 +476,7 @@ def _check_siblings(cls: type, names: Iterable[str]) -> None:
             if name in called:  # by the names of the bases
                 break
             after = [other for other in owners[number + 1 :] if other.__module__ not in _OURS]
+            after = [other for other in after if vars(other)[name] is not declared.get(name)]
             lost = [other for other in after if not issubclass(owner, other)]
             if lost:
                 raise TypeError(
@@ -397,11 +503,3 @@ def _names_in(method: Any) -> set[str]:
                 if inspect.isfunction(content) and content not in functions:
                     functions.append(content)
     return names
-
-
-def _check_method(full_name: str, name: str) -> None:
-    if name.startswith("on_") and name not in EVENTS:
-        raise TypeError(
-            f"{full_name}: is no event, so nothing would call it.{_did_you_mean(name)} "
-            "Mark a listener with @on; give another method a name that does not begin with on_."
-        )

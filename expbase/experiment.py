@@ -513,7 +513,11 @@ class ExperimentBase(Events):
         Args:
             optimizers: Those to step; by default all that are attributes.
         """
-        self.__run.update.step(optimizers)
+        with self.internals.step_of(optimizers) as parts:
+            parts.unscale()
+            self.internals.fire("on_before_optimizers_step")
+            parts.step()
+            parts.clear()
 
     def log(self, mapping: Any = None, /, *misplaced: Any, **scalars: Any) -> None:
         """Notes numbers by name, for the log line and the curves.
@@ -691,7 +695,6 @@ class ExperimentBase(Events):
             WeightsError: The path has another suffix, or the file cannot be written.
         """
         self.__run.loop.before_writing(path)
-        self.__run.events.fire("on_save_model")
         model_files.save_model(Path(path), self.model if layer is None else layer)
 
     def load_model(
@@ -718,7 +721,6 @@ class ExperimentBase(Events):
         Raises:
             WeightsError: The file cannot be read, or does not fit; nothing was changed.
         """
-        self.__run.events.fire("on_load_model")
         layers = self.__run.state.saved().layers
         code = self.__run.checkpointer.code
         model_files.load_model(

@@ -1,19 +1,28 @@
-"""Mixins that a tool puts in front of every experiment class: the one way into a user's class.
+"""Mixins that stand in front of an experiment class: the one way round a user's methods.
 
 What a mixin does is what a subclass could do; nothing is patched, and no script has to be changed.
+A tool puts one in front of every experiment of a process:
 
     with put_in_front(Verified):
         runpy.run_path("train.py")      # each experiment that it makes has the mixin
+
+A mixin of a user's class names what is to stand in front of that class, so that it surrounds what
+the class overrides, or behind it, next to ExperimentBase (extras/all_events.py):
+
+    class AllEvents(ExperimentBase):
+        stands_in_front = Surrounding
+        stands_behind = Between
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+_WITHIN = "_within"  # of a class that is made here: the class that the mixins are round
 _mixins: list[type] = []  # the outermost one first
 
 
@@ -46,8 +55,22 @@ def is_trial() -> bool:
 
 
 def with_mixins(experiment: type[T]) -> type[T]:
-    """Returns the class with the mixins in front of it, under the same name."""
-    if not _mixins:
+    """Returns the class with the mixins round it, under the same name; the tools' are outermost."""
+    front = (*_mixins, *_named_by(experiment, "stands_in_front"))
+    behind = _named_by(experiment, "stands_behind")
+    bases = [*front, experiment, *behind]
+    # A copy of an experiment is made by its class, which has them already.
+    bases = [base for base in bases if base is experiment or base not in experiment.__mro__]
+    if bases == [experiment]:
         return experiment
-    bases = (*_mixins, experiment)
-    return type(experiment.__name__, bases, {"__module__": experiment.__module__})
+    names = {name: getattr(experiment, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(experiment.__name__, tuple(bases), {**names, _WITHIN: experiment})
+
+
+def users_class(experiment: type) -> Any:
+    """Returns the class that a user has written, without the mixins that stand round it."""
+    return vars(experiment).get(_WITHIN, experiment)
+
+
+def _named_by(experiment: type, name: str) -> tuple[type, ...]:
+    return tuple(vars(base)[name] for base in experiment.__mro__ if name in vars(base))

@@ -19,6 +19,7 @@ from expbase.defaults import fill
 from expbase.engine.first_updates import FirstUpdates, steps_by_epochs
 from expbase.events import on
 from expbase.experiment import ExperimentBase
+from expbase.front import users_class
 
 UPDATES = 2
 VALIDATION_BATCHES = 2
@@ -37,7 +38,7 @@ class Smoke(ExperimentBase):
         config = fill(config)
         # Of two iterations in a row one is even: wherever training begins, both happen.
         config.training.update(log_interval=1, save_interval=UPDATES)
-        validates = type(self).valid is not ExperimentBase.valid
+        validates = users_class(type(self)).valid is not ExperimentBase.valid
         if validates:
             config.training.valid_interval = UPDATES
         super().__init__(config, args)

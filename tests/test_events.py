@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import threading
 import time
@@ -15,7 +16,12 @@ from tiny import Helped, Notes, Tiny, make, metrics, same_bits, trained
 
 from expbase import ExperimentBase, on
 from expbase.checkpoint import storage
-from expbase.events import EVENTS, Events, Filter
+from expbase.events import OF_MIXINS, Filter, events_of
+from expbase.extras.all_events import AllEvents
+from expbase.extras.mixins import GradientClipping
+from expbase.extras.prediction import Prediction
+
+DOCS_FOLDER = Path(__file__).parents[1] / "docs"
 
 
 class Stepped(Helped):
@@ -33,7 +39,7 @@ def _recorded(name: str) -> Callable[..., Any]:
     return record
 
 
-class Traced(Stepped):
+class Traced(AllEvents, Stepped):
     """Notes every event, and what comes between them."""
 
     def __init__(self, *args: Any) -> None:
@@ -44,7 +50,7 @@ class Traced(Stepped):
 
 # When a checkpoint is on the disk, is the disk's affair.
 for _name in (
-    *(event for event in EVENTS if event != "on_checkpoint_written"),
+    *(event for event in events_of(Traced) if event != "on_checkpoint_written"),
     "prepare", "setup_dataloader", "setup_model", "startup", "check_setup",
     "resume_or_load", "valid", "terminal",
 ):  # fmt: skip
@@ -62,7 +68,8 @@ SETUP = (
     "prepare on_setup_begin setup_dataloader setup_model startup check_setup on_setup_end "
     "resume_or_load"
 )
-READ = "on_fetch_data_begin on_fetch_data_end on_train_batch_begin"
+BEGIN = "on_train_batch_begin"
+READ = "on_fetch_data_begin on_fetch_data_end on_batch_read"
 BACKWARD = "on_before_backward on_after_backward"
 STEP = (
     "on_before_optimizers_step on_after_optimizers_step on_before_zero_grad on_after_zero_grad "
@@ -74,7 +81,7 @@ END = "on_train_end terminal"
 
 def test_the_events_of_a_run_come_in_this_order(tmp_path: Path) -> None:
     trace = trace_of(tmp_path / "run", max_iteration=5, log_interval=3)
-    update = f"{READ} {BACKWARD} {STEP}"
+    update = f"{BEGIN} {READ} {BACKWARD} {STEP}"
     expected = f"""
         {SETUP} on_train_begin
         on_train_epoch_begin
@@ -89,6 +96,19 @@ def test_the_events_of_a_run_come_in_this_order(tmp_path: Path) -> None:
     assert trace == expected.split()
 
 
+def test_a_page_that_tells_the_order_of_a_run_tells_it_as_it_is(tmp_path: Path) -> None:
+    pages = [path.read_text(encoding="utf-8") for path in DOCS_FOLDER.glob("*.md")]
+    blocks = [b for page in pages for b in re.findall(r"```text\n(setup .*?)```", page, re.DOTALL)]
+    one_update = type("OneUpdate", (Traced,), {"size": 4})  # which ends an epoch
+    exp: Any = make(one_update, tmp_path, max_iteration=1, valid_interval=1, save_interval=1)
+    exp.setup()
+    exp.run()
+    assert len(blocks) >= 2  # in two languages
+    for section in (s for block in blocks for s in re.split(r"\n(?=\w)", block)):
+        told = [name for name in re.findall(r"[a-z_]+", section) if name in exp.trace]
+        assert told == [name for name in dict.fromkeys(exp.trace) if name in told], section
+
+
 def test_with_accumulation_each_batch_has_a_backward_and_a_pass_may_end_within(
     tmp_path: Path,
 ) -> None:
@@ -98,12 +118,12 @@ def test_with_accumulation_each_batch_has_a_backward_and_a_pass_may_end_within(
     expected = f"""
         {SETUP} on_train_begin
         on_train_epoch_begin
-        {READ} {BACKWARD} {READ} {BACKWARD} {STEP}
-        {READ} {BACKWARD}
+        {BEGIN} {READ} {BACKWARD} {READ} {BACKWARD} {STEP}
+        {BEGIN} {READ} {BACKWARD}
         on_train_epoch_end
         on_train_epoch_begin
         {READ} {BACKWARD} {STEP} on_save_checkpoint {VALIDATE}
-        {READ} {BACKWARD} {READ} {BACKWARD} {STEP} on_log on_save_checkpoint
+        {BEGIN} {READ} {BACKWARD} {READ} {BACKWARD} {STEP} on_log on_save_checkpoint
         on_train_epoch_end {VALIDATE}
         {END}
     """
@@ -115,7 +135,7 @@ def test_a_run_with_accumulation_is_continued_within_a_pass(tmp_path: Path) -> N
     trace = trace_of(tmp_path / "run", max_iteration=3, accumulation_steps=2, log_interval=9)
     expected = f"""
         {SETUP} on_load_checkpoint on_train_begin {VALIDATE}
-        {READ} {BACKWARD} {READ} {BACKWARD} {STEP} on_log on_save_checkpoint {VALIDATE}
+        {BEGIN} {READ} {BACKWARD} {READ} {BACKWARD} {STEP} on_log on_save_checkpoint {VALIDATE}
         on_train_epoch_end
         {END}
     """
@@ -125,7 +145,7 @@ def test_a_run_with_accumulation_is_continued_within_a_pass(tmp_path: Path) -> N
 def test_a_run_that_is_continued_within_a_pass_does_not_begin_it_again(tmp_path: Path) -> None:
     trace_of(tmp_path / "run", max_iteration=2, log_interval=3)
     trace = trace_of(tmp_path / "run", max_iteration=4, log_interval=3)
-    update = f"{READ} {BACKWARD} {STEP}"
+    update = f"{BEGIN} {READ} {BACKWARD} {STEP}"
     expected = f"""
         {SETUP} on_load_checkpoint on_train_begin {VALIDATE}
         {update} on_log on_train_epoch_end
@@ -147,11 +167,13 @@ def test_an_event_by_its_name_in_lightning_is_told_from_the_opposite_one() -> No
         "on_fit_start": "on_train_begin",
         "on_init_end": "on_setup_end",
         "on_step_end": "on_train_batch_end",
+        "on_load_data_end": "on_batch_read",
     }
     for theirs, ours in names.items():
-        with pytest.raises(ValueError, match=f"is no event. Did you mean '{ours}'"):
+        hint = "It comes with AllEvents: " if ours in OF_MIXINS else ""
+        with pytest.raises(ValueError, match=rf"is no event. Did you mean '{ours}'\? ?{hint}"):
             on(theirs)
-        with pytest.raises(TypeError, match=f"is no event.* Did you mean '{ours}'"):
+        with pytest.raises(TypeError, match=rf"is no event.* Did you mean '{ours}'\? ?{hint}"):
             type("Moved", (ExperimentBase,), {theirs: lambda self: None})
 
 
@@ -204,25 +226,6 @@ def test_an_upload_that_fails_ends_the_run_and_loses_nothing(tmp_path: Path) -> 
     trained(Mirrored, tmp_path / "run", save_interval=2)
     trained(Mirrored, tmp_path / "straight", save_interval=2)
     same_bits(*(tmp_path / run / "checkpoints/step-00000006" for run in ("run", "straight")))
-
-
-def test_saving_and_loading_a_model_are_told_before(tmp_path: Path) -> None:
-    class Asking(Stepped):
-        def on_save_model(self) -> None:
-            assert not (tmp_path / "m.safetensors").exists()
-
-        def on_load_model(self) -> None:
-            self.weight = self.unwrap(self.model)[0].weight.numpy()
-
-    exp: Any = make(Asking, tmp_path / "run")
-    exp.setup()
-    exp.save_model(tmp_path / "m.safetensors")
-    saved = exp.model[0].weight.numpy()
-    exp.model[0].weight.set_value(saved + 1)
-    exp.load_model(tmp_path / "m.safetensors")
-    assert (exp.weight == saved + 1).all()
-    assert (exp.model[0].weight.numpy() == saved).all()
-    exp.close()
 
 
 # --- listeners -------------------------------------------------------------------------------
@@ -358,7 +361,7 @@ def test_a_listener_that_came_or_went_since_the_checkpoint_begins_to_count(tmp_p
     [
         ("on_sanity_check_begin", "no event. --smoke is that check"),
         ("on_sanity_check_end", "no event. --smoke is that check"),
-        ("on_after_trainer_initialized", "no event. It is 'on_setup_end' here."),
+        ("on_after_trainer_initialized", "no event. It is 'on_setup_end' here, of AllEvents."),
     ],
 )
 def test_an_event_of_fastnlp_that_is_none_here_is_told_what_is_there_instead(
@@ -398,6 +401,107 @@ def test_a_misspelt_event_method_is_an_error_when_the_class_is_defined() -> None
 
         class _(Tiny):
             def on_train_epoch_ends(self) -> None: ...
+
+
+INHERIT = r"`from expbase\.extras\.all_events import AllEvents`, and `class Mine\(AllEvents, Ex"
+
+
+@pytest.mark.parametrize("name", ["on_setup_begin", "on_batch_read", "on_valid_batch_end"])
+def test_an_event_of_a_mixin_without_it_is_an_error_that_says_what_to_inherit(name: str) -> None:
+    override: Any = lambda self, *args: None  # noqa: E731
+    with pytest.raises(TypeError, match=rf"^Mine\.{name}: nothing would .* lacks .*{INHERIT}"):
+        type("Mine", (ExperimentBase,), {name: override})
+    with pytest.raises(TypeError, match=rf"^Mine\.note: Mine has no event '{name}'.*{INHERIT}"):
+        type("Mine", (ExperimentBase,), {"note": on(name)(override)})
+    type("Mine", (AllEvents, ExperimentBase), {name: override})
+    plain = type("Plain", (), {name: override})  # whoever is derived from it may have the mixin
+    with pytest.raises(TypeError, match=rf"^Plain\.{name}: .*{INHERIT}"):
+        type("Mine", (plain, ExperimentBase), {})
+    type("Mine", (plain, AllEvents, ExperimentBase), {})
+
+
+def test_a_method_that_cannot_be_called_as_the_event_is_an_error_at_once() -> None:
+    with pytest.raises(TypeError, match=r"_\.on_log: cannot be called as on_log is; .*metrics: "):
+
+        class _(Tiny):
+            def on_log(self) -> None: ...  # type: ignore[override]
+
+    with pytest.raises(TypeError, match=r"_\.note: cannot be called as on_evaluate_end is"):
+
+        class _(Tiny):  # type: ignore[no-redef]
+            @on("on_evaluate_end")
+            def note(self) -> None: ...
+
+
+@pytest.mark.parametrize("is_listener", [False, True])
+def test_the_batch_of_on_train_batch_begin_is_somewhere_else_now(is_listener: bool) -> None:
+    method: Any = lambda self, batch, indices: None  # noqa: E731
+    name = "note" if is_listener else "on_train_batch_begin"
+    if is_listener:
+        method = on("on_train_batch_begin", every=2)(method)
+    text = r".*once per update.*on_batch_read\(batch, indices\)\. It comes with AllEvents.*read_b"
+    with pytest.raises(TypeError, match=rf"^Mine\.{name}: cannot be called as .*{text}"):
+        type("Mine", (ExperimentBase,), {name: method})
+
+
+# --- the pair round an update ------------------------------------------------------------------
+
+
+class Paired(Helped):
+    """Notes what comes round its updates, and what is drawn there."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.noted = Notes()
+        self.exclude_from_state("noted")
+
+    def note(self, name: str) -> None:
+        self.noted.append((name, self.iteration, float(paddle.rand([]))))
+
+    def on_train_epoch_begin(self) -> None:
+        self.note("epoch")
+
+    def on_train_batch_begin(self) -> None:
+        self.note("begin")
+
+    def train_batch(self) -> None:
+        self.note("batch")
+        super().train_batch()
+
+    def on_train_batch_end(self) -> None:
+        self.note("end")
+
+
+class OwnLoop(Paired):
+    def train(self) -> None:
+        while self.going_on():
+            self.train_batch()
+            self.end_iteration()
+
+
+@pytest.mark.parametrize(
+    ("experiment", "training"),
+    [
+        (Paired, {"accumulation_steps": 4}),
+        (Paired, {"shares": 2}),
+        (OwnLoop, {"accumulation_steps": 4}),
+    ],
+    ids=["accumulation", "shares", "a loop of one's own"],
+)
+def test_each_update_begins_and_ends_once_also_over_a_resume(
+    tmp_path: Path, experiment: type[Paired], training: dict[str, int]
+) -> None:
+    options = {**training, "valid_interval": 0, "save_interval": 10}
+    whole: Any = trained(experiment, tmp_path / "whole", max_iteration=10, **options)
+    rounds = [name for name, *_ in whole.noted if name != "epoch"]
+    assert rounds == 10 * ["begin", "batch", "end"]
+    assert [at for _, at, _ in whole.noted[1:4]] == [1, 1, 1]
+    assert whole.noted[0][0] == "epoch"  # it has begun before its first update
+    parts: list[Any] = []
+    for end in (3, 10):
+        exp: Any = trained(experiment, tmp_path / "parts", max_iteration=end, **options)
+        parts += exp.noted
+    assert parts == whole.noted
 
 
 def test_what_a_listener_returns_is_not_lost_in_silence(tmp_path: Path) -> None:
@@ -460,11 +564,15 @@ def test_the_original_exception_is_seen_by_all_handlers_and_goes_on(tmp_path: Pa
     assert all(text in log for text in (*places, "while closing: ValueError('in terminal')"))
 
 
+class Everything(AllEvents, Prediction):
+    """With all events that there are."""
+
+
 def test_every_event_is_documented() -> None:
-    assert all(getattr(Events, name).__doc__ for name in EVENTS)
+    assert all(method.__doc__ for method in events_of(Everything).values())
 
 
-DOCS = (Path(__file__).parents[1] / "docs" / "events.md").read_text(encoding="utf-8")
+DOCS = (DOCS_FOLDER / "events.md").read_text(encoding="utf-8")
 
 
 def test_the_tables_of_the_docs_name_methods_that_exist() -> None:
@@ -475,8 +583,8 @@ def test_the_tables_of_the_docs_name_methods_that_exist() -> None:
         table = text.split(f"(the owner's document {of_document}):")[1].split("\n\n")[1]
         rows += re.findall(r"^\| `([^`]+)` \| `([^`]+)` \| .*\|$", table, re.MULTILINE)
     assert len(rows) == 15 + 24
-    assert all(hasattr(ExperimentBase, here) or here == "on" for _, here in rows)
-    assert all(event in DOCS for event in EVENTS)
+    assert all(hasattr(Everything, here) or here == "on" for _, here in rows)
+    assert all(event in DOCS for event in events_of(Everything))
 
 
 def test_the_example_of_the_docs_runs(tmp_path: Path) -> None:
@@ -572,3 +680,34 @@ def test_a_class_may_call_both_of_two_mixins_by_hand() -> None:
         return Numbering.on_save_checkpoint(self) | Naming.on_save_checkpoint(self)
 
     type("Both", (Numbering, Naming), {"on_save_checkpoint": both})
+
+
+# --- events that nobody calls ------------------------------------------------------------------
+
+
+class ByHand(AllEvents, Tiny):
+    """Steps by hand, and listens to what the helpers call."""
+
+    def on_before_optimizers_step(self) -> None: ...
+
+    @on("on_after_backward")
+    def look(self) -> None: ...
+
+
+class Helping(ByHand, Helped):
+    train_batch = Helped.train_batch
+
+
+def test_an_event_that_a_step_by_hand_does_not_call_is_told_once(tmp_path: Path) -> None:
+    for experiment in (ByHand, Helping, type("Clipped", (GradientClipping, Tiny), {})):
+        config = experiment.default_config()
+        config.training.update({"max_iteration": 3, "log_interval": 1})
+        exp = experiment(config, argparse.Namespace(output=str(tmp_path / experiment.__name__)))
+        exp.setup()
+        exp.run()
+    said = [(tmp_path / name / "worker_0.log").read_text() for name in ("ByHand", "Helping")]
+    warning = "WARNING: [3] in 3 updates on_{} never came, at which the experiment acts; expected "
+    assert said[0].count(warning.format("after_backward") + "self.backward() in train_batch") == 1
+    step = warning.format("before_optimizers_step") + "self.step_optimizers() in train_batch"
+    assert said[0].count(step) == 1
+    assert "never came" not in said[1] + (tmp_path / "Clipped/worker_0.log").read_text()

@@ -80,10 +80,13 @@ def explain_schedule(error: BaseException) -> None:
 # The methods of a task of PaddleHub 1 (document 000), and what is here in their place.
 _OF_A_TASK = {
     "_build_net": "setup_model", "_add_label": "train_batch", "_add_metrics": "valid",
-    "_build_env_start_event": "on_setup_begin", "_build_env_end_event": "on_setup_end",
+    "_build_env_start_event": "on_setup_begin of the mixin AllEvents",
+    "_build_env_end_event": "on_setup_end of the mixin AllEvents",
     "_finetune_start_event": "on_train_begin", "_finetune_end_event": "on_train_end",
-    "_eval_start_event": "on_evaluate_begin", "_eval_end_event": "on_evaluate_end",
-    "_predict_start_event": "on_predict_begin", "_predict_end_event": "on_predict_end",
+    "_eval_start_event": "on_evaluate_begin of the mixin AllEvents",
+    "_eval_end_event": "on_evaluate_end",
+    "_predict_start_event": "on_predict_begin of the mixin Prediction",
+    "_predict_end_event": "on_predict_end of the mixin Prediction",
     "_log_interval_event": "on_log", "_save_ckpt_interval_event": "on_save_checkpoint",
     "_eval_interval_event": "evaluate", "_run_step_event": "on_train_batch_end",
 }  # fmt: skip

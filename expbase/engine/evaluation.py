@@ -41,7 +41,6 @@ class Evaluation:
     Args:
         state: The attributes of the experiment.
         stopwatch: Counts the time of training without these phases.
-        fire: Calls an event.
         meter: What `log` adds to in training.
         has_all: Whether each rank has all of the data, and not a part of it.
     """
@@ -51,7 +50,6 @@ class Evaluation:
         start: Start,
         state: UserState,
         stopwatch: Stopwatch,
-        fire: Callable[..., Any],
         meter: Meter,
         *,
         has_all: bool,
@@ -67,7 +65,6 @@ class Evaluation:
         self._training = training
         self._state = state
         self._stopwatch = stopwatch
-        self._fire = fire
         self._start = start
         # By the id of their loader: persistent workers serve every loop over it.
         self._adapters: dict[int, LoaderAdapter] = {}
@@ -75,6 +72,7 @@ class Evaluation:
         ranks = (0, 1) if self._has_all else (collectives.rank(), collectives.world_size())
         self._shard = Shard(training.seed, *ranks)
         self._running: list[Batches] = []  # loops that may have been left early
+        self._read_last: Batches | None = None  # the loop that read a batch last
         self._told: set[str] = set()  # of what a line was said already
         self._reading = Reading()
         self.logged = SampleMeter(self._reading)  # what `log` adds to in another phase
@@ -119,7 +117,7 @@ class Evaluation:
             if before[0] == "train" and any(self.logged.take()):
                 raise RuntimeError(
                     "log: called in an evaluation after its results were taken; expected it in "
-                    "valid, on_evaluate_begin or on_evaluate_end."
+                    "valid or on_evaluate_end."
                 )
         finally:
             self.phase, self.loader, self.logged = before
@@ -271,6 +269,7 @@ class Evaluation:
         try:
             for batch in loop:
                 self.batches_read += 1
+                self._read_last = loop
                 rng.seed_for(self._training.seed, purpose, iteration, loop.taken[0], 1)
                 if self.exit is not None:
                     self.exit.before_batch()
@@ -279,8 +278,6 @@ class Evaluation:
                 self._reading.num_samples += num_samples
                 yield batch
                 self._reading.enter(loop, num_samples)  # loops within it are over
-                if purpose == rng.VALID:
-                    self._fire("on_valid_batch_end", batch, loop.indices)
         finally:  # at once after a `break`, too: nobody has this generator then
             self._reading.leave(loop)
 
@@ -301,7 +298,7 @@ class Evaluation:
     @property
     def indices(self) -> list[Any] | None:
         """Of the samples of the batch that was read last; None: unknown."""
-        return self._running[-1].indices if self._running else None
+        return None if self._read_last is None else self._read_last.indices
 
     def adapter(self, loader: Any, name: str = "") -> LoaderAdapter:
         """Returns what drives a loader that is not the training's; makes it once."""
@@ -324,6 +321,7 @@ class Evaluation:
 
     def let_go(self, kept: Iterable[Any] = ()) -> None:
         """Ends loops that were left early, and the workers of loaders that are not kept."""
+        self._read_last = None
         while self._running:
             loop = self._running.pop()
             self._reading.leave(loop)

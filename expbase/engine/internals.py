@@ -11,7 +11,7 @@ A training script needs none of it. What stands here may be read and called; not
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from expbase.data.position import DataPosition
@@ -19,7 +19,7 @@ from expbase.engine.evaluation import Evaluation
 from expbase.engine.life import Life
 from expbase.engine.loop import Loop
 from expbase.engine.start import Start
-from expbase.engine.update import Update
+from expbase.engine.update import StepParts, Update
 from expbase.events import Subscribers
 from expbase.state.attributes import UserState
 from expbase.state.parts import StatefulObjects
@@ -95,6 +95,10 @@ class Internals:
         """Which of the num_shares batches of an update was read last, from 0 on."""
         return self._data.part_of_update(self._update.batches)[0]
 
+    def turn_epoch(self) -> None:
+        """Ends an epoch that is used up, and begins the next one; read_batch does it first."""
+        self._loop.turn_epoch()
+
     @property
     def batch_indices(self) -> list[Any] | None:
         """The data set's indices of the samples in the training batch read last, or None."""
@@ -109,6 +113,27 @@ class Internals:
     def grad_scaler(self) -> Any:
         """The paddle.amp.GradScaler among the experiment's attributes; None if there is none."""
         return self._update.grad_scaler
+
+    def step_of(
+        self, optimizers: Iterable[Any] = ()
+    ) -> contextlib.AbstractContextManager[StepParts]:
+        """Begins a step of optimizers, in parts between which something can act.
+
+        step_optimizers is this:
+
+            with self.internals.step_of(optimizers) as parts:
+                parts.unscale()
+                self.internals.fire("on_before_optimizers_step")
+                parts.step()
+                parts.clear()
+
+        Args:
+            optimizers: Those to step; by default all that are attributes. `stepping` has them.
+
+        Returns:
+            A context for the block, which gets a StepParts.
+        """
+        return self._update.step_of(optimizers)
 
     # --- validation and prediction --------------------------------------------------------
 
@@ -174,6 +199,17 @@ class Internals:
             What the method returned; None if nothing hears the event.
         """
         return self._events.fire(event, *args)
+
+    def hears(self, event: str) -> bool:
+        """Says whether a method or a listener of the experiment acts at an event.
+
+        Args:
+            event: The name.
+
+        Returns:
+            True if fire would call something.
+        """
+        return event in self._events.subscribed
 
     def closing(self) -> contextlib.AbstractContextManager[None]:
         """Closes the run after a block, for a script that does not call run().

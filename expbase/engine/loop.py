@@ -1,6 +1,6 @@
 """The loop: an iteration begins and ends, and at its end what is due is done.
 
-    while loop.going_on():
+    while loop.going_on():          # on_train_batch_begin
         train_batch()               # reads its batches with loop.read_batch
         loop.end_iteration()        # on_train_batch_end; a line, a checkpoint, then the to-do list
 
@@ -40,7 +40,7 @@ from expbase.engine.report import Report
 from expbase.engine.start import Start, need_super
 from expbase.engine.stop import StopReason, StopRequests, ValidationExit, ValidationLeft
 from expbase.engine.update import Update
-from expbase.events import Subscribers
+from expbase.events import CALLED_BY, Subscribers
 from expbase.ranks import collectives
 from expbase.record.meter import means_over
 from expbase.record.speed import Stopwatch
@@ -203,7 +203,10 @@ class Loop:
     # --- one iteration -------------------------------------------------------------------
 
     def going_on(self) -> bool:
-        """Begins the next iteration, and an epoch if there is none; false if it is over."""
+        """Begins the next iteration, and an epoch if there is none; false if it is over.
+
+        The last thing is on_train_batch_begin.
+        """
         if self.step is Step.OUTSIDE and not self.is_over:
             self.begin()
         if self.is_over:
@@ -215,6 +218,7 @@ class Loop:
         self.iteration += 1
         self._seed(rng.TRAIN, self.iteration)
         self.step = Step.WITHIN
+        self._events.fire("on_train_batch_begin")
         return True
 
     def end_iteration(self) -> None:
@@ -335,6 +339,11 @@ class Loop:
             has_logged = not (is_silent and self._training.log_interval)
             has_read = self._stopwatch.batches > 0 or self._experiment.train_loader is None
             yield from first.look(has_logged=has_logged, has_read=has_read)
+            for event in sorted(self._events.waiting):
+                yield (
+                    f"{event} never came, at which the experiment acts; expected "
+                    f"self.{CALLED_BY[event]}() in train_batch, which calls it."
+                )
         is_next_epoch = self.epochs_before > self._epochs_at_begin
         if is_next_epoch or (is_late and not steps_by_epochs(type(self._experiment))):
             yield from first.look_at_schedules(has_validated=("valid", "") in self._recorded_at)
@@ -360,24 +369,24 @@ class Loop:
 
     def read_batch(self) -> Any:
         """Returns the next training batch of this rank."""
-        self._evaluation.need_training()
         data = self._data
         began = self._stopwatch.clock()
-        if data.needs_epoch:
-            if data.epoch:
-                self._end_epoch()
-            self._open_epoch()
-        fire = self._events.fire
-        fire("on_fetch_data_begin")
+        self.turn_epoch()
         batch = data.read(self.iteration)
-        fire("on_fetch_data_end")
         if not self._stopwatch.batches:
             self._note("data", iteration=self.iteration, first_batch=checksum(batch))
         part = data.part_of_update(self._update.batches)
         rng.seed_for(self._training["seed"], rng.TRAIN, self.iteration, *part)
-        fire("on_train_batch_begin", batch, data.batches.indices)
         self._stopwatch.note_batch(began)
         return batch
+
+    def turn_epoch(self) -> None:
+        """Ends an epoch that is used up, and begins the next one, as read_batch does first."""
+        self._evaluation.need_training()
+        if self._data.needs_epoch:
+            if self._data.epoch:
+                self._end_epoch()
+            self._open_epoch()
 
     def new_epoch(self) -> None:
         """Begins an epoch; right after a resume in the middle of one, it goes on with that one."""
@@ -464,7 +473,6 @@ class Loop:
             )
         name = self._name_of(loader, name)
         with evaluation.begin("valid", self.iteration, loader):
-            self._events.fire("on_evaluate_begin")
             results = evaluation.validate(
                 experiment.valid, lambda: int(experiment.visualizer.num_scalars), self.iteration
             )

@@ -112,10 +112,9 @@ class Run:
         self.report = Report(start, metrics, *known, log_is_of_all=repeats)
         # What trains.
         self.stop = self._make_stop_requests()
-        fire = self.events.fire
-        self.update = Update(self.division, self.state, self.stopwatch, fire)
+        self.update = Update(self.division, self.state, self.stopwatch)
         self.evaluation = Evaluation(
-            start, self.state, self.stopwatch, fire, metrics.meter, has_all=repeats
+            start, self.state, self.stopwatch, metrics.meter, has_all=repeats
         )
         self.loop = Loop(
             experiment,
@@ -218,7 +217,6 @@ class Run:
             self._open_records()
             experiment.setup_checkpointer()
             rng.seed_for(start.training.seed, rng.SETUP)  # the same on all ranks
-            self.events.fire("on_setup_begin")
             with explaining_missing_model(experiment):
                 experiment.setup_dataloader()
             self._attach_data()
@@ -227,7 +225,6 @@ class Run:
             experiment.check_setup()
             need_super("check_setup", is_done=self.life is Life.READY)
             self.state.is_named = True
-            self.events.fire("on_setup_end")
             self.state.note_setup()
 
     @contextlib.contextmanager

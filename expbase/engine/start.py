@@ -22,6 +22,8 @@ from expbase.config import Config, ConfigError, fill_in, nearest
 from expbase.defaults import check_training, defaults_of, fill, resolved
 from expbase.engine import due
 from expbase.engine.left import LEFT, check_overrides
+from expbase.events import OF_MIXINS
+from expbase.front import users_class
 from expbase.help_text import check_system
 from expbase.ranks import collectives
 from expbase.record import logs
@@ -110,10 +112,10 @@ class Start:
         check_training(completed.training)
         options = Options.of(args)
         options.check()
-        check_class(experiment, base, completed.training, options)
+        check_class(users_class(experiment), base, completed.training, options)
         output = output_of(experiment, options.output, completed)
         ranks = collectives.rank(), collectives.world_size()
-        classes = experiment, base
+        classes = users_class(experiment), base
         return cls(completed, args, options, output, Path.cwd(), *ranks, logs.early_log(), *classes)
 
     @property
@@ -210,6 +212,7 @@ _OF_MIXINS = {
         "expbase.extras.mixins.ExponentialMovingAverage",
     ),
     "clip_gradients": "expbase.extras.mixins.GradientClipping",
+    **OF_MIXINS,
 }
 
 

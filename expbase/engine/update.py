@@ -1,13 +1,13 @@
 """One update in parts: micro-batches, backward, step. All of it may be written by hand instead.
 
 The helpers add accumulation, the averaging of gradients over the ranks, a GradScaler if one is an
-attribute of the experiment, and the events in between. Schedules are not stepped here.
+attribute of the experiment. Schedules are not stepped here.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -85,16 +85,9 @@ class Update:
         division: What it is made of.
         state: The attributes of the experiment.
         stopwatch: Counts the time until the first backward.
-        fire: Calls an event.
     """
 
-    def __init__(
-        self,
-        division: Division,
-        state: UserState,
-        stopwatch: Stopwatch,
-        fire: Callable[..., Any],
-    ) -> None:
+    def __init__(self, division: Division, state: UserState, stopwatch: Stopwatch) -> None:
         self._accumulates = False  # whether train_batch has asked for micro-batches in this start
         self.stepping: tuple[Any, ...] = ()  # the optimizers that step now
         self.batches = division.batches
@@ -103,7 +96,6 @@ class Update:
         self._division = division
         self._state = state
         self._stopwatch = stopwatch
-        self._fire = fire
         self._divisor = 1  # of a loss: in a loop over micro-batches their number
         self._yielded = 0  # micro-batches of the loop under way; 0 outside of it
         self.first_gradients = FirstGradients(lambda: self._divisor)
@@ -172,36 +164,19 @@ class Update:
 
     def backward(self, loss: Any) -> None:
         """Adds the gradients of a loss; see ExperimentBase."""
-        self._fire("on_before_backward", loss)
         if self._divisor > 1:
             loss = loss / self._divisor
         scaler = self.grad_scaler
         self._stopwatch.note_backward()
         (loss if scaler is None else scaler.scale(loss)).backward()
-        self._fire("on_after_backward")
 
-    def step(self, optimizers: tuple[Any, ...]) -> None:
-        """Steps optimizers, by default all; see ExperimentBase."""
+    @contextlib.contextmanager
+    def step_of(self, optimizers: Iterable[Any]) -> Iterator[StepParts]:
+        """Begins a step of optimizers, by default of all, for a block; see Internals."""
         self.check_complete()
         self._end_micro_batches()
-        self.stepping = tuple(optimizers or self._state.optimizers().values())
-        scaler = self.grad_scaler
-        if scaler is not None:
-            _unscale(scaler, self.stepping)
-        self._fire("on_before_optimizers_step")
-        for optimizer in self.stepping:
-            if scaler is None:
-                optimizer.step()
-            else:
-                _step(scaler, optimizer)
-        if scaler is not None and scaler.is_enable():
-            _update(scaler)
-        self._fire("on_after_optimizers_step")
-        self._fire("on_before_zero_grad")
-        for optimizer in self.stepping:
-            # None and not zeros: momentum moves the weights of a gradient of zeros.
-            optimizer.clear_grad(set_to_zero=False)
-        self._fire("on_after_zero_grad")
+        self.stepping = tuple(optimizers) or tuple(self._state.optimizers().values())
+        yield StepParts(self.stepping, self.grad_scaler)
         self.stepping = ()
 
     @property
@@ -209,6 +184,41 @@ class Update:
         """The first GradScaler among the attributes; None if there is none."""
         attributes = self._state.everything.values()
         return next((a for a in attributes if isinstance(a, paddle.amp.AmpScaler)), None)
+
+
+class StepParts:
+    """The step of some optimizers, in the parts between which something can act.
+
+    Args:
+        optimizers: Those that step.
+        scaler: A paddle.amp.GradScaler, or None.
+    """
+
+    def __init__(self, optimizers: Sequence[Any], scaler: Any) -> None:
+        self._optimizers = optimizers
+        self._scaler = scaler
+
+    def unscale(self) -> None:
+        """Divides the gradients by the scale of the loss, if there is a scaler."""
+        if self._scaler is not None:
+            _unscale(self._scaler, self._optimizers)
+
+    def step(self) -> None:
+        """Steps each optimizer, and updates the scaler."""
+        scaler = self._scaler
+        for optimizer in self._optimizers:
+            if scaler is None:
+                optimizer.step()
+            else:
+                _step(scaler, optimizer)
+        if scaler is not None and scaler.is_enable():
+            _update(scaler)
+
+    def clear(self) -> None:
+        """Clears the gradients."""
+        for optimizer in self._optimizers:
+            # None and not zeros: momentum moves the weights of a gradient of zeros.
+            optimizer.clear_grad(set_to_zero=False)
 
 
 # Paddle's scaler, seen in its source: it unscales the gradients of an optimizer's list, whatever it

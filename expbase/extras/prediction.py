@@ -6,7 +6,7 @@ An experiment that has this mixin, `class Experiment(Prediction, ExperimentBase)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,23 @@ Placed = tuple[Any, Any]  # where a sample is in the data set, and its result
 
 class Prediction(ExperimentBase):
     """A mixin: `predict` runs `predict_batch` over data, as valid is run."""
+
+    def on_predict_begin(self) -> None:
+        """Before the first batch of predict; the layers are in eval mode."""
+
+    def on_predict_batch_end(self, outputs: Any) -> None:
+        """After each predict_batch.
+
+        Args:
+            outputs: What it has returned.
+        """
+
+    def on_predict_end(self, results: Sequence[Any]) -> None:
+        """At the end of predict.
+
+        Args:
+            results: Of all ranks, one per sample, in the order of the data.
+        """
 
     def predict_batch(self, batch: Any) -> Any:
         """Returns what predict is to return for a batch; you write it.

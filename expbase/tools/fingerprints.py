@@ -32,6 +32,7 @@ from expbase.base.files import checksum_of, write_single_file
 from expbase.checkpoint import layout
 from expbase.defaults import fill
 from expbase.experiment import ExperimentBase
+from expbase.front import users_class
 from expbase.tools.process import run_script
 
 PLAN = "EXPBASE_VERIFY"
@@ -62,8 +63,8 @@ class Verified(ExperimentBase):
         if training.max_epoch:  # so many are enough, and a schedule may count on some
             batches = training.accumulation_steps * max(training.shares, 1)
             training.max_epoch = training.max_iteration * batches
-        if super().valid.__func__ is ExperimentBase.valid:  # type: ignore[attr-defined]
-            training.valid_interval = training.valid_every_epoch = 0
+        if users_class(type(self)).valid is ExperimentBase.valid:
+            training.valid_interval = 0
             if plan["kill"] == "inside a validation":
                 plan["kill"] = "at a random moment"
         super().__init__(config, argparse.Namespace(**{**vars(args), "device": "cpu"}))

@@ -19,6 +19,7 @@ from paddle.amp import grad_scaler
 from paddle.io import DataLoader, TensorDataset
 from tiny import Points, Tiny, curve, make, run_ranks, same_bits, trained
 
+from expbase.extras.all_events import AllEvents
 from expbase.extras.mixins import GradientClipping
 
 LONG = {"log_interval": 1000, "valid_interval": 1000, "save_interval": 1000}
@@ -238,7 +239,7 @@ def test_a_loop_that_took_all_batches_without_asking_for_more_is_over(tmp_path: 
 
 
 def test_accumulation_goes_over_the_end_of_a_pass(tmp_path: Path) -> None:
-    class Noting(Helped):
+    class Noting(AllEvents, Helped):
         size = 20  # 5 batches
 
         def on_train_begin(self) -> None:
@@ -247,7 +248,7 @@ def test_accumulation_goes_over_the_end_of_a_pass(tmp_path: Path) -> None:
         def on_train_epoch_begin(self) -> None:
             self.read.append((self.iteration, []))
 
-        def on_train_batch_begin(self, batch: Any, indices: Any) -> None:
+        def on_batch_read(self, batch: Any, indices: Any) -> None:
             self.read[-1][1].extend(indices)
 
         def on_train_epoch_end(self) -> None:
@@ -324,7 +325,7 @@ def with_scaler(experiment: type[Tiny], make_scaler: Callable[..., Any], **optio
 def test_losses_are_scaled_and_gradients_unscaled_before_they_can_be_changed(
     tmp_path: Path, enabled_scaler: Callable[..., Any]
 ) -> None:
-    class Noting(Pair):
+    class Noting(AllEvents, Pair):
         def on_before_backward(self, loss: Any) -> None:
             self.log(heard=loss)
 
@@ -359,7 +360,7 @@ class Tied(Pair):
 def test_an_infinite_gradient_of_one_optimizer_has_none_step_and_lowers_the_scale(
     tmp_path: Path, enabled_scaler: Callable[..., Any], name: str, several: type[Pair]
 ) -> None:
-    class Overflowing(several):  # type: ignore[misc, valid-type]
+    class Overflowing(AllEvents, several):  # type: ignore[misc, valid-type]
         def on_train_begin(self) -> None:
             self.weights = [self.both()]
             self.scales: list[float] = []
@@ -446,7 +447,7 @@ def test_a_scaler_that_switches_itself_off_continues(
 def test_an_overflow_does_not_end_a_run_that_clips_its_gradients(
     tmp_path: Path, enabled_scaler: Callable[..., Any]
 ) -> None:
-    class Clipped(GradientClipping, Helped):
+    class Clipped(AllEvents, GradientClipping, Helped):
         def on_after_backward(self) -> None:
             if self.iteration == 2:
                 [first, *_] = self.model.parameters()
@@ -511,7 +512,7 @@ def test_the_inner_events_come_in_order_and_show_what_they_promise(tmp_path: Pat
 
         return method
 
-    class Traced(Helped):
+    class Traced(AllEvents, Helped):
         def train_batch(self) -> None:
             self.calls = []
             self.before = weights_of(self.model)
