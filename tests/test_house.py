@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import cache
@@ -81,6 +82,32 @@ def test_no_imports_go_in_a_circle() -> None:
         for imported in graph.values():
             imported -= {*leaves}
     assert graph == {}
+
+
+def test_the_core_imports_nothing_optional() -> None:
+    """It imports what setup.cfg requires, and paddle; tools and extras may want more."""
+    required = {"numpy", "paddle", "rich", "visualdl", "yacs", "yaml"}
+    others = {
+        f"{name_of(path)} imports {name}"
+        for path in FILES
+        if not name_of(path).startswith(("tools.", "extras."))
+        for node in ast.walk(tree(path))
+        for name in outside(node)
+        if name not in required
+    }
+    assert others == {"ranks.store imports psutil"}  # which VisualDL brings
+
+
+def outside(node: ast.AST) -> set[str]:
+    """The packages that an import names, but for Python's own and ours."""
+    names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+    names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+    roots = {name.partition(".")[0] for name in names}
+    return roots - {*sys.stdlib_module_names, "expbase"}
+
+
+def test_what_is_due_follows_from_numbers_alone() -> None:
+    assert [*imports(PACKAGE / "engine/due.py")] == []
 
 
 def test_no_import_is_hidden_from_these_tests() -> None:
