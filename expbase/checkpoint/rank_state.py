@@ -221,7 +221,7 @@ def open_checkpoint(path: Path) -> Opened:
 
     def read() -> tuple[dict[str, Any], bytes, Outline]:
         manifest = storage.read_manifest(path)  # who has found it here has verified it
-        files = storage.read(path)
+        files = storage.read(path, manifest)
         arrays.update(_arrays_in(path, files))
         state = files.get(STATE_FILE, np.empty(0, np.uint8))
         return manifest, state.tobytes(), _outline(arrays)
@@ -232,7 +232,7 @@ def open_checkpoint(path: Path) -> Opened:
     if collectives.rank():
         with contextlib.suppress(CheckpointError):
             if storage.verify(path) == manifest:
-                arrays = _arrays_in(path, storage.read(path))
+                arrays = _arrays_in(path, storage.read(path, manifest))
     collectives.barrier("reading the checkpoint")
     is_seen = all(collectives.all_gather_object(bool(arrays)))
     return Opened(manifest, state, outline, arrays, is_seen)

@@ -131,9 +131,14 @@ def reading(file: Path) -> Iterator[None]:
         raise CheckpointError(f"{file}: damaged, or not of expbase: {error!r:.300}") from error
 
 
-def read(path: Path) -> dict[str, np.ndarray[Any, np.dtype[np.uint8]]]:
-    """Maps the bytes of each file but the manifest into memory; they are not verified."""
-    names = read_manifest(path)["files"]
+def read(
+    path: Path, manifest: Mapping[str, Any] | None = None
+) -> dict[str, np.ndarray[Any, np.dtype[np.uint8]]]:
+    """Maps the bytes of each file but the manifest into memory; they are not verified.
+
+    The `manifest` is read if it is not given; with many layers that takes longer than all else.
+    """
+    names = (manifest or read_manifest(path))["files"]
     return {name: mapped(path / name) for name in names}
 
 
