@@ -250,3 +250,34 @@ def test_a_synopsis_calls_what_there_is_with_arguments_that_it_takes(synopsis: S
 
 def test_synopses_are_found() -> None:
     assert len(FOUND) > 60
+
+
+def described(docstring: str) -> list[str]:
+    """The names in the section Args of a docstring."""
+    section = re.search(r"^Args:\n((?:    .*\n?|\n)+)", docstring, re.M)
+    return re.findall(r"^    \*{0,2}(\w+): ", section[1], re.M) if section else []
+
+
+def test_the_arguments_of_a_docstring_are_those_of_the_signature() -> None:
+    unknown, count = [], 0
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+                body = node.body if isinstance(node, ast.ClassDef) else [node]
+                made = [
+                    one for one in body if one is node or getattr(one, "name", "") == "__init__"
+                ]
+                names = {name for one in made for name in parameters(one)}
+                named = described(ast.get_docstring(node) or "") if made else []
+                count += len(named)
+                wrong = [f"{path.name}: {node.name}({name})" for name in named if name not in names]
+                unknown += wrong
+    assert unknown == []
+    assert count > 200
+
+
+def parameters(function: ast.stmt) -> list[str]:
+    assert isinstance(function, ast.FunctionDef)
+    given = function.args
+    found = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
+    return [one.arg for one in found if one is not None]
