@@ -1,8 +1,9 @@
 """The code that docstrings of expbase show is bound to what it calls: names, methods, arguments.
 
-Nothing of it is run. A method of a variable is one of the class that the synopsis made it of, or
-whose name it has; else of any class that the file knows. Names that a synopsis has from its user
-or from other packages are in two lists here.
+Nothing of it is run. In the synopsis of a file a method of a variable is one of the class that the
+synopsis made it of, or whose name it has; else of any class that the file knows. Names that it has
+from its user or from other packages are in two lists here. The examples of a class or a function
+stand in a user's program, of which nothing else is known.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from expbase import ExperimentBase
 
 PACKAGE = Path(expbase.__file__).parent
 OF_THE_USER = {"Encoder", "Kinds", "Tags", "function", "start_children", "train_batch", "write"}
-OF_OTHERS = {"BatchSampler", "DataLoader", "ThreadPoolExecutor", "executor", "file"}
+OF_OTHERS = {"BatchSampler", "DataLoader", "InputSpec", "ThreadPoolExecutor", "executor", "file"}
 UNKNOWN = object()
 
 
@@ -35,6 +36,7 @@ class Synopsis(typing.NamedTuple):
     place: str
     module: str
     code: str
+    is_of_file: bool
 
 
 def synopses() -> Iterator[Synopsis]:
@@ -44,14 +46,17 @@ def synopses() -> Iterator[Synopsis]:
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
                 place = f"{module}.{getattr(node, 'name', '')}".rstrip(".")
                 for code in codes(ast.get_docstring(node) or ""):
-                    yield Synopsis(place, module.removesuffix(".__init__"), code)
+                    is_of_file = isinstance(node, ast.Module)
+                    yield Synopsis(place, module.removesuffix(".__init__"), code, is_of_file)
 
 
 def codes(docstring: str) -> Iterator[str]:
     """The paragraphs of a docstring that are Python with a call in it, or look like it."""
     for paragraph in re.split(r"\n\s*\n(?=\s*\S)", docstring):
+        paragraph = re.sub(r"\A *Examples?:\n", "", paragraph)
         code = written_out(textwrap.dedent(paragraph).strip("\n"))
-        if parsed(code) or re.match(r"(\w+ = )?[\w.]+\(", code):
+        looks_like_it = paragraph.startswith(" ") and re.match(r"(\w+ = )?[\w.]+\(", code)
+        if parsed(code) or looks_like_it:
             yield code
 
 
@@ -86,8 +91,9 @@ def defined() -> dict[str, Any]:
 class Reader(ast.NodeVisitor):
     """Follows a synopsis: the class of each variable, and what is called of it."""
 
-    def __init__(self, module: ModuleType) -> None:
+    def __init__(self, module: ModuleType, *, is_of_file: bool) -> None:
         self.module = module
+        self.is_of_file = is_of_file
         self.kinds: dict[str, Any] = {}  # the class of a variable, UNKNOWN if nothing tells it
         self.wrong: list[str] = []
 
@@ -163,7 +169,8 @@ class Reader(ast.NodeVisitor):
             if node.attr in attributes(owner):
                 function = inspect.getattr_static(owner, node.attr, UNKNOWN)
                 return (function, True) if inspect.isfunction(function) else (UNKNOWN, False)
-        if owners and not issubclass(owners[0], dict):  # the keys of a Config are attributes
+        # The keys of a Config are attributes, and a user gives an experiment names of his own.
+        if owners and not any(issubclass(owner, (dict, super, ExperimentBase)) for owner in owners):
             names = ", ".join(owner.__name__ for owner in owners)
             self.wrong.append(f"{ast.unparse(node)}: {node.attr!r} is nothing of {names}")
         return UNKNOWN, False
@@ -178,7 +185,7 @@ class Reader(ast.NodeVisitor):
             return UNKNOWN
         if name in defined():
             return defined()[name]
-        if is_called:
+        if is_called and self.is_of_file:
             self.wrong.append(f"{name}: neither of the module nor of the synopsis")
         return UNKNOWN
 
@@ -190,6 +197,8 @@ class Reader(ast.NodeVisitor):
         root = next(part.id for part in ast.walk(node) if isinstance(part, ast.Name))
         if root in OF_THE_USER | OF_OTHERS:
             return []
+        if root in ("exp", "experiment") and isinstance(node, ast.Name):
+            return [ExperimentBase]
         classes = [value for value in vars(self.module).values() if inspect.isclass(value)]
         own = [cls for cls in classes if cls.__module__.startswith("expbase")]
         if root == "self":
@@ -197,8 +206,8 @@ class Reader(ast.NodeVisitor):
             return [cls for cls in own if is_one and issubclass(cls, ExperimentBase)]
         if isinstance(node, ast.Name):
             named = [cls for cls in own if cls.__name__.lower() == node.id.replace("_", "")]
-            return named or own * is_called
-        return own * is_called
+            return named or own * (is_called and self.is_of_file)
+        return own * (is_called and self.is_of_file)
 
     def kind_of(self, node: ast.expr) -> Any:
         """The class of what an expression gives."""
@@ -232,7 +241,7 @@ def attributes(cls: type) -> set[str]:
 
 @pytest.mark.parametrize("synopsis", FOUND, ids=[one.place for one in FOUND])
 def test_a_synopsis_calls_what_there_is_with_arguments_that_it_takes(synopsis: Synopsis) -> None:
-    reader = Reader(importlib.import_module(synopsis.module))
+    reader = Reader(importlib.import_module(synopsis.module), is_of_file=synopsis.is_of_file)
     tree = parsed(synopsis.code)
     assert tree, f"no Python: {synopsis.code}"
     reader.visit(tree)
@@ -241,3 +250,34 @@ def test_a_synopsis_calls_what_there_is_with_arguments_that_it_takes(synopsis: S
 
 def test_synopses_are_found() -> None:
     assert len(FOUND) > 60
+
+
+def described(docstring: str) -> list[str]:
+    """The names in the section Args of a docstring."""
+    section = re.search(r"^Args:\n((?:    .*\n?|\n)+)", docstring, re.M)
+    return re.findall(r"^    \*{0,2}(\w+): ", section[1], re.M) if section else []
+
+
+def test_the_arguments_of_a_docstring_are_those_of_the_signature() -> None:
+    unknown, count = [], 0
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+                body = node.body if isinstance(node, ast.ClassDef) else [node]
+                made = [
+                    one for one in body if one is node or getattr(one, "name", "") == "__init__"
+                ]
+                names = {name for one in made for name in parameters(one)}
+                named = described(ast.get_docstring(node) or "") if made else []
+                count += len(named)
+                wrong = [f"{path.name}: {node.name}({name})" for name in named if name not in names]
+                unknown += wrong
+    assert unknown == []
+    assert count > 200
+
+
+def parameters(function: ast.stmt) -> list[str]:
+    assert isinstance(function, ast.FunctionDef)
+    given = function.args
+    found = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
+    return [one.arg for one in found if one is not None]

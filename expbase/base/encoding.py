@@ -63,7 +63,7 @@ class Names:
     """Names of things that values refer to. This class has none; others are derived from it."""
 
     def name_of(self, value: Any) -> str | None:
-        """Returns the name of a thing that another start has, too; None if it has none."""
+        """Returns the name by which another start finds the same thing; None if it has none."""
         return None
 
     def get(self, name: str) -> Any:
@@ -75,7 +75,7 @@ class Names:
         return None
 
     def key(self, content: Any) -> Any:
-        """Returns the key that `key_of` was given, as it is in this process."""
+        """Returns the key that `key_of` has encoded, as it is in this process."""
         raise LookupError(content)
 
     def class_named(self, name: str) -> type | None:

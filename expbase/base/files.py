@@ -79,7 +79,7 @@ class AppendedFile:
         self._is_refused = False  # the last piece was, and that was told
 
     def open(self) -> IO[bytes]:
-        """Opens the file, unless it is open; an OSError if that cannot be."""
+        """Opens the file, unless it is open; an OSError if that fails."""
         if self._file is None:
             assert self.path is not None
             # A buffer would cost as much again. No directory is made: a run has its own already.
@@ -125,7 +125,7 @@ class AppendedFile:
             say(f"{lost}, and training goes on. Make room, or allow writing.")
 
     def flush(self) -> None:
-        """Waits until what was added is on the disk, if the system can do that."""
+        """Waits until all pieces are on the disk, if the system can do that."""
         if self._file is not None:
             with contextlib.suppress(OSError):
                 os.fsync(self._file.fileno())
@@ -221,7 +221,7 @@ def write_flushed(path: Path, parts: Iterable[Any]) -> dict[str, int]:
 
 
 def checksum_of(buffers: Iterable[Any]) -> int:
-    """Returns the CRC-32 of some memory, piece after piece."""
+    """Returns the CRC-32 of the bytes of buffers, one after the other."""
     return functools.reduce(lambda value, buffer: zlib.crc32(buffer, value), buffers, 0)
 
 

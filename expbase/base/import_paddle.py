@@ -1,4 +1,4 @@
-"""The first import of paddle: without its advice about ccache; a plain answer if it is missing."""
+"""Imports paddle first: hides its advice about ccache, and says in plain words if it is missing."""
 
 import warnings
 

@@ -1,7 +1,8 @@
-"""What expbase raises on purpose: its text says what to do, and a traceback would only hide it.
+"""Exceptions that expbase raises on purpose: the text says what to do, a traceback would hide it.
 
-Such an exception comes from a `raise` of this package, and no other one is behind it. On the
-terminal it is a sentence, below the line of the user's that has led to it; a log has its traceback.
+Such an exception comes from a `raise` of this package, and has no other exception as its cause. On
+the terminal it is a sentence, below the line of the user's code that led to it; a log has its
+traceback.
 
     if is_on_purpose(error): print(sentence("train.py", error))
 """

@@ -72,7 +72,7 @@ def hears_signals() -> bool:
 
 @contextlib.contextmanager
 def forking() -> Iterator[None]:
-    """Surrounds the start of processes by fork: the children never collect their parent's garbage.
+    """Surrounds the start of processes by fork, so that they never collect their parent's garbage.
 
     Garbage may hold objects whose end waits for a thread, such as paddle's readers
     (paddle/io/dataloader/dataloader_iter.py, _shutdown_thread). A child has none of its parent's
@@ -97,7 +97,7 @@ def signals_held(signums: Iterable[int]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def handling(handlers: Mapping[int, Any]) -> Iterator[None]:
-    """Handles signals in the block, but not SIGHUP under nohup; then the old handlers are back."""
+    """Handles signals in the block, but not SIGHUP under nohup; restores the handlers at its end."""
     is_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     ours = {s: handler for s, handler in handlers.items() if not (is_nohup and s == signal.SIGHUP)}
     before = {signum: signal.signal(signum, handler) for signum, handler in ours.items()}
@@ -109,11 +109,10 @@ def handling(handlers: Mapping[int, Any]) -> Iterator[None]:
 
 
 def ended_by_sigterm() -> contextlib.AbstractContextManager[None]:
-    """Makes SIGTERM end this process in the block, with code 143, also if it is a container's
-    first.
+    """Makes SIGTERM end this process in the block, with code 143, also as a container's first.
 
-    For that one, whose id is 1, the system ignores what it has no handler for. Only the main thread
-    can set a handler; in another one nothing changes.
+    That process has the id 1, for which the system ignores signals without a handler. Only the main
+    thread can set a handler; in another thread nothing changes.
     """
     end: dict[int, Any] = {signal.SIGTERM: lambda signum, frame: sys.exit(128 + signum)}
     return handling(end if hears_signals() else {})
@@ -129,9 +128,10 @@ def ignore_signals_at_exit(signums: Iterable[int]) -> None:
 
 
 def survive_signals() -> None:
-    """Makes this process survive SIGTERM, held by `signals_held` or not, and its group's signals.
+    """Makes this process survive SIGTERM, blocked or not, and the signals of its process group.
 
-    Some schedulers send them to every process that they know. Its parent decides when it ends.
+    Some schedulers send them to every process that they know. The parent decides when this process
+    ends.
     """
     os.setpgrp()
     signal.signal(signal.SIGTERM, lambda signum, frame: None)

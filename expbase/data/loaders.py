@@ -68,15 +68,7 @@ class Shard:
 
 
 class Batches:
-    """The batches of one rank in one epoch, or in the rest of one.
-
-    Args:
-        items: The batches, with their places.
-        position: Samples of the epoch that come before them.
-        ended: There are no more of them.
-        of: Whose batches they are.
-        keeps_indices: Keep the indices of all samples, to compare them between the ranks.
-    """
+    """The batches of one rank in one epoch, or in the rest of one."""
 
     def __init__(
         self,

@@ -177,7 +177,7 @@ class DataPosition:
         ]
 
     def _has_order_of(self, state: Mapping[str, Any]) -> bool:
-        """Tells whether the kind of order and the number of samples are those of a state."""
+        """Returns whether the kind of order and the number of samples are those of a state."""
         return bool(state["layout"][:2] == self._layout[:2])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:

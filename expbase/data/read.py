@@ -18,7 +18,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Read(NamedTuple):
-    """What one loop of one rank has read."""
+    """A record of what one loop of one rank has read."""
 
     has_none: bool  # it came to its end without a batch
     used_up: str = ""  # the error, if that is because its loader can be read only once

@@ -309,7 +309,7 @@ def _raise_sent(batch: Any, name: str) -> None:
 
 
 def _sendable(error: BaseException) -> Any:
-    """Makes the exception one that can be pickled, and raised with its traceback as cause."""
+    """Returns an exception that can be pickled, and raised with the traceback as its cause."""
     trace = error.__traceback__
     try:
         pickle.loads(pickle.dumps(error))

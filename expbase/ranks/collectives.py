@@ -153,7 +153,7 @@ def on_rank_zero(function: Callable[[], T], doing: str) -> T | None:
 
 
 def barrier(place: str) -> None:
-    """Returns when every rank has called it, however late one is.
+    """Waits until every rank has called it, however late one is.
 
     Args:
         place: The place of the call, in words that a user knows.

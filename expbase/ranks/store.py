@@ -25,7 +25,7 @@ _connections: list[Any] = []  # to the store; the last one is used
 
 
 def add(key: str, number: int) -> int:
-    """Adds to the number of this key, which is 0 at first, and returns the sum."""
+    """Adds a number to that of a key, which is 0 at first; returns the sum."""
     if dist.get_world_size() == 1:
         return 0
     # A signal that interrupts a question, such as the SIGCHLD of a loader's worker, makes it fail;
@@ -63,7 +63,7 @@ def _store_address() -> tuple[str, int]:
 
 
 def _own_address(host: str, port: int) -> str:
-    """Returns the address by which this machine reaches another one; "": nobody listens there."""
+    """Returns the address from which this machine reaches another one; "" if nobody listens."""
     with contextlib.suppress(OSError), socket.create_connection((host, port), 3.0) as connection:
         return str(connection.getsockname()[0])
     return ""
@@ -82,7 +82,7 @@ def _make_store() -> None:
 
 
 def _ask_at_once(host: str, port: int) -> None:
-    """Makes a second connection, over which a question takes 0.05 ms and not 44.
+    """Makes a second connection, over which a question takes 0.05 ms instead of 44 ms.
 
     Paddle sends a question in pieces, and TCP keeps all but the first back until that one has come
     (paddle/phi/core/distributed/store/tcp_utils.h). Without this a save and a validation of two

@@ -54,7 +54,7 @@ def update(files: dict[Path, Path]) -> bool:
 
 
 def _extend(copy: Path, path: Path) -> bool:
-    """Adds the new whole records of a file to its copy; returns False if the copy is not its begin.
+    """Adds the new whole records of a file to its copy; False if the file does not begin with it.
 
     VisualDL opens a file by its name for each piece that it reads (visualdl/io/bfile.py,
     LocalFileSystem.read), and fails for good at half of a record (visualdl/reader/record_reader.py,
@@ -81,7 +81,7 @@ def _extend(copy: Path, path: Path) -> bool:
 
 
 def _whole_records(file: BinaryIO) -> Iterator[bytes]:
-    """Yields the records from the file's position on, with heads, up to one that is torn."""
+    """Yields the whole records from the position of a file on, each with its head."""
     size = os.fstat(file.fileno()).st_size
     while len(head := file.read(RECORD_HEAD.size)) == RECORD_HEAD.size:
         (length,) = RECORD_HEAD.unpack(head)

@@ -41,7 +41,7 @@ KINDS = ("inside a save", "inside a validation", "at a random moment")  # when t
 
 @dataclass
 class Work:
-    """What there is to do; an object, since plain values on an experiment are its state."""
+    """The task of a run; an object, since plain values on an experiment are its state."""
 
     kill: str  # one of KINDS; "": none
     at: float  # from which iteration on

@@ -1,7 +1,7 @@
-"""Runs VisualDL's server, and answers nobody who calls it by a foreign name.
+"""Runs VisualDL's server, and refuses requests by a foreign name.
 
-A page of somebody else's may give a name of its own this machine's address, and then its browser
-lets it read what is answered (DNS rebinding). board.py runs this file as a program, so that it
+A page of somebody else may give its own name the address of this machine; then the browser lets the
+page read the answers (DNS rebinding). board.py runs this file as a program, so that it
 imports no paddle: `python hosts.py HOST`, and the options of VisualDL.
 """
 

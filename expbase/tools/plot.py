@@ -81,7 +81,7 @@ def smoothed(values: Sequence[float], weight: float) -> Any:
     offsets = np.arange(reach, -reach - 1, -1)
 
     def around(numbers: Any, power: int) -> Any:
-        """Sums the numbers round each place, by their weights and distances."""
+        """Returns, at each place, the sum of the numbers around it by weight and distance."""
         kernel = weight ** abs(offsets) * offsets**power
         return np.convolve(numbers, kernel)[reach : reach + len(values)]
 
@@ -181,7 +181,7 @@ def fonts_for(text: str) -> Iterator[None]:
 
 
 def _is_noisy(name: str) -> bool:
-    """Returns whether it is a metric of training, and no learning rate."""
+    """Returns whether a metric is one of training, and no learning rate."""
     return name.startswith("train/") and not f"{name}/".startswith("train/lr/")
 
 
@@ -199,7 +199,7 @@ def add_parser(tools: Any) -> None:
 
 
 def _runs_at(path: Path) -> list[Path]:
-    """Returns the path itself, if it is a run's; else all below it that have logged a line."""
+    """Returns the runs at and below a path that have logged a line; if there is none, the path."""
     below = find(path) if path.is_dir() else []
     return [run for run in below if (run / METRICS).is_file()] or [path]
 

@@ -1,4 +1,4 @@
-"""Processes that end with the tool that has started them, and a user's script in such a one."""
+"""Processes that end with the tool that has started them, and scripts that run in them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,12 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def run_script(mixin: type, words: list[str]) -> None:
-    """Runs a script, or `-m` and a module, with its words and a mixin before its experiments."""
+    """Runs a script, or `-m` and a module, with a mixin in front of its experiments.
+
+    Args:
+        mixin: The class.
+        words: The script, or -m and the module, and its options.
+    """
     is_module = words[0] == "-m"
     sys.argv = words[is_module:]
     script = sys.argv[0]

@@ -68,7 +68,7 @@ def _is_nothing(path: Path, run: Run) -> bool:
 
 
 def _is_wanted(count: int) -> bool:
-    """Asks; no answer, of a script say, is a no."""
+    """Asks the user. No answer, as from a script, is a no."""
     try:
         return input(f"remove these {count}, with all that is in them? [y/N] ").lower() == "y"
     except EOFError:

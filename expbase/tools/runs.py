@@ -197,7 +197,7 @@ def _state(run: Run) -> str:
 
 
 def _is_locked(path: Path) -> bool:
-    """Returns whether another process holds the lock, which is asked for and not taken."""
+    """Returns whether another process holds a lock, without taking it."""
     if not (path.is_file() and os.access(path, os.R_OK)):
         return False
     with open(path, "rb", opener=regular) as file:

@@ -68,7 +68,7 @@ def has_ended(run: Run) -> bool:
 
 
 def mean(values: Sequence[Any]) -> float | None:
-    """Returns the mean of numbers; None if one of the values is none.
+    """Returns the mean of numbers; None if one of the values is no number.
 
     The texts by which metrics.jsonl has "nan" and "inf" are numbers.
     """
@@ -78,7 +78,7 @@ def mean(values: Sequence[Any]) -> float | None:
 
 
 def deviation(values: Sequence[Any]) -> float | None:
-    """Returns the sample's standard deviation of numbers; None where they have none."""
+    """Returns the sample's standard deviation (n - 1); None unless there are two finite numbers."""
     numbers = [_as_number(value) for value in values]
     finite = [number for number in numbers if number is not None and math.isfinite(number)]
     return statistics.stdev(finite) if len(finite) == len(numbers) > 1 else None

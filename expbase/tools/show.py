@@ -92,7 +92,12 @@ def _facts(session: Session) -> dict[str, Any]:
 
 
 def _how(session: Session, before: Mapping[str, Any]) -> Iterator[str]:
-    """Yields how a session ended and was made, after one with these facts."""
+    """Yields lines on how a session ended, and on what has changed since the one before.
+
+    Args:
+        session: The session.
+        before: The facts of the one before; {}: there was none.
+    """
     if session.end:
         yield "ended: {reason}, exit code {exit_code}".format_map(session.end)
     for name in ("restart", "resumed"):
