@@ -97,7 +97,7 @@ def signals_held(signums: Iterable[int]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def handling(handlers: Mapping[int, Any]) -> Iterator[None]:
-    """Handles signals in the block, but not SIGHUP under nohup; restores the handlers at its end."""
+    """Handles signals in the block, but SIGHUP under nohup; restores the handlers at its end."""
     is_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     ours = {s: handler for s, handler in handlers.items() if not (is_nohup and s == signal.SIGHUP)}
     before = {signum: signal.signal(signum, handler) for signum, handler in ours.items()}
