@@ -14,6 +14,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from expbase.checkpoint.checkpointer import Checkpointer
 from expbase.data.position import DataPosition
 from expbase.engine.evaluation import Evaluation
 from expbase.engine.life import Life
@@ -45,6 +46,7 @@ class Internals:
         update: Update,
         evaluation: Evaluation,
         loop: Loop,
+        checkpointer: Checkpointer,
     ) -> None:
         self._start = start
         self._life = life
@@ -55,6 +57,7 @@ class Internals:
         self._update = update
         self._evaluation = evaluation
         self._loop = loop
+        self._checkpointer = checkpointer
 
     # --- how far the run is ---------------------------------------------------------------
 
@@ -210,6 +213,17 @@ class Internals:
             True if fire would call something.
         """
         return event in self._events.subscribed
+
+    def wait_for_checkpoint(self) -> None:
+        """Waits until no checkpoint is being written any more, on rank 0; not on the others.
+
+        The files of a checkpoint are written in a thread, while training goes on.
+
+        Raises:
+            CheckpointError: The checkpoint could not be written.
+            NonFiniteError: A trained parameter or an accumulator in it is not finite.
+        """
+        self._checkpointer.settle()
 
     def closing(self) -> contextlib.AbstractContextManager[None]:
         """Closes the run after a block, for a script that does not call run().

@@ -142,6 +142,7 @@ class Run:
             update=self.update,
             evaluation=self.evaluation,
             loop=self.loop,
+            checkpointer=self.checkpointer,
         )
 
     def _make_division(self) -> Division:

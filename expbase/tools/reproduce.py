@@ -23,7 +23,6 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -43,7 +42,6 @@ from expbase.tools.process import ended_by_signals, kill, run_script
 from expbase.tools.runs import sessions
 
 PLAN = "EXPBASE_REPRODUCE"
-_WRITE_SECONDS = 600.0  # the longest wait for a checkpoint
 # The facts of a start that may explain a difference, likely causes first.
 _FACTS = (
     *("experiment", "config", "sources", "loaders", "first_batch", "ranks", "device"),
@@ -254,7 +252,7 @@ class Reproduced(ExperimentBase):
             self.save()
         is_going_on = super().going_on()
         if is_going_on and self.iteration > last:
-            self._wait_for_checkpoint()
+            self.internals.wait_for_checkpoint()
             self._leave()
         return is_going_on
 
@@ -263,13 +261,6 @@ class Reproduced(ExperimentBase):
             Path(_plan()["done"]).touch()
         collectives.barrier("the end of what is reproduced")
         os._exit(0)  # no event tells the experiment that it had finished
-
-    def _wait_for_checkpoint(self) -> None:
-        """Waits on rank 0 until the files of the last save are written."""
-        path = self.checkpoint_dir / layout.name_of(_plan()["last"])
-        deadline = time.monotonic() + _WRITE_SECONDS
-        while not (self.rank or path.exists()) and time.monotonic() < deadline:
-            time.sleep(0.01)
 
 
 def _plan() -> dict[str, Any]:

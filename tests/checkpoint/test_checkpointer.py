@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import paddle
 import pytest
+from forks import LONG_SECONDS
 from tiny import Tiny, make, refusing, run_of, same_bits, saved, trained
 
 from expbase.__main__ import main
@@ -410,3 +412,25 @@ def test_names_of_the_format_are_no_ones_names(tmp_path: Path) -> None:
     trained(Named, tmp_path / "run", max_iteration=2)
     exp = trained(Named, tmp_path / "run", max_iteration=4)
     assert exp.iteration == 4
+
+
+def test_a_tool_can_wait_for_the_checkpoint_that_is_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, go_on = storage.write, threading.Event()
+
+    def slowly(*args: Any) -> Path:
+        assert go_on.wait(LONG_SECONDS)
+        return write(*args)
+
+    monkeypatch.setattr(storage, "write", slowly)
+    exp = make(Tiny, tmp_path / "run", save_interval=1)
+    exp.setup()
+    with exp.internals.closing():
+        assert exp.going_on()
+        exp.train_batch()
+        exp.end_iteration()
+        assert saved(tmp_path / "run") == []
+        threading.Timer(0.05, go_on.set).start()
+        exp.internals.wait_for_checkpoint()
+        assert saved(tmp_path / "run") == [1]
