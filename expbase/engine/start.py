@@ -103,12 +103,13 @@ class Start:
             ConfigError: The config, the args or this version of paddle cannot be used.
         """
         check_platform()
+        experiment = users_class(experiment)  # what stands round it has methods that may be missing
         # What mixins add is there, however the config was made.
         completed = fill({**defaults_of(experiment), **config})
         check_training(completed.training)
         options = Options.of(args)
         options.check()
-        check_class(users_class(experiment), base, completed.training, options)
+        check_class(experiment, base, completed.training, options)
         output = fill_in(str(options.output), limited(completed))
         ranks = collectives.rank(), collectives.world_size()
         return cls(completed, args, options, output, Path.cwd(), *ranks, logs.early_log())
