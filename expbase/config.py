@@ -227,7 +227,7 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def _load(path: str | Path) -> dict[str, Any]:
-    """Returns what `load_yaml` does, with each scalar as it was written: a Word."""
+    """Returns the mapping of a YAML file, as `load_yaml`, with a Word for each plain scalar."""
     try:
         text = read_bytes(Path(path), _MOST_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:

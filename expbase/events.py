@@ -394,7 +394,7 @@ def _acts_at(cls: type) -> Iterator[str]:
 
 
 def own_classes(cls: type) -> list[type]:
-    """Returns what a class is derived from, with itself, but for what is expbase's."""
+    """Returns a class and its base classes, but for those of expbase."""
     return [base for base in cls.__mro__ if not base.__module__.startswith("expbase.")]
 
 

@@ -17,6 +17,7 @@ the class overrides, or behind it, next to ExperimentBase (extras/all_events.py)
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -61,10 +62,13 @@ def with_mixins(experiment: type[T]) -> type[T]:
     bases = [*front, experiment, *behind]
     # A copy of an experiment is made by its class, which has them already.
     bases = [base for base in bases if base is experiment or base not in experiment.__mro__]
-    if bases == [experiment]:
-        return experiment
+    return experiment if bases == [experiment] else _made(experiment, *bases)
+
+
+@functools.lru_cache  # what an experiment notes on type(self) is there for the next one
+def _made(experiment: type[T], *bases: type) -> type[T]:
     names = {name: getattr(experiment, name) for name in ("__module__", "__qualname__", "__doc__")}
-    return type(experiment.__name__, tuple(bases), {**names, _WITHIN: experiment})
+    return type(experiment.__name__, bases, {**names, _WITHIN: experiment})
 
 
 def users_class(experiment: type) -> Any:

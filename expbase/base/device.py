@@ -22,7 +22,7 @@ _REPEATABLE = {
 
 
 def repeatable_flags() -> dict[str, int]:
-    """Returns the flags that make kernels repeatable, of those that this paddle has."""
+    """Returns the flags of this version of paddle that make kernels repeatable."""
     known = core.globals()
     return {name: value for name, value in _REPEATABLE.items() if known.is_public(name)}
 

@@ -13,7 +13,7 @@ from expbase.base.arrays import local
 
 
 def gradient(tensor: Any) -> Any:
-    """Returns a tensor's gradient; None if there is none: with placements an empty one stays."""
+    """Returns a tensor's gradient; None if it has none, or, with placements, an empty one."""
     grad = tensor.grad_
     is_empty = grad is not None and grad.is_dist() and not local(grad)._is_initialized()
     return None if is_empty else grad

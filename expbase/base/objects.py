@@ -52,13 +52,13 @@ def definer(kind: type, name: str) -> type:
 
 
 def class_name(kind: type) -> str:
-    """Returns what a class is called in a file; one of the script has no module."""
+    """Returns the name of a class in a file: module and class. The script's module is left out."""
     module = kind.__module__
     return f"{'' if module in ('__main__', '__mp_main__') else module}.{kind.__qualname__}"
 
 
 def class_named(name: str) -> type | None:
-    """Returns the class of a module that is loaded, by what `class_name` returned."""
+    """Returns the class of this name (see `class_name`) in the modules that are loaded, or None."""
     words = name.split(".")
     for count in range(len(words) - 1, 0, -1):
         module = sys.modules.get(".".join(words[:count]) or "__main__")

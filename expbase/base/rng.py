@@ -5,7 +5,7 @@ numpy and paddle are seeded anew there: for an iteration and each of its batches
 an epoch, for a validation and each of its batches, and for each batch that a data set makes.
 
     seed_for(0, TRAIN, iteration, number)      # one seed for all three libraries
-    with unmoved(): ...                        # what is drawn in the block moves nothing
+    with unmoved(): ...                        # draws in the block change nothing after it
 
 Generators that a user makes (`np.random.default_rng`) are not seeded. One that is an attribute of
 the experiment is saved with it (state/values.py).

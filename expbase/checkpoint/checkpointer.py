@@ -80,10 +80,10 @@ class Checkpointer:
         directory: Where they are.
         training: That section of the config.
         contents: Returns the entries of a checkpoint, in the order of restoring.
-        inventory: Returns what no checkpoint holds, of rank 0, when `contents` were captured last.
+        inventory: Returns the changes that are in no checkpoint, on rank 0, at the last capture.
         on_written: Called on rank 0 for each one that is on the disk.
         code: The experiment's class and files.
-        facts: Returns what is noted for who finds a checkpoint without its run.
+        facts: Returns the facts for a reader who has a checkpoint without its run.
         refuse: Raises for what differs between the ranks, if no bit may depend on their number.
     """
 

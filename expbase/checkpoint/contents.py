@@ -29,10 +29,10 @@ class Entry(Protocol):
     """A part of a checkpoint."""
 
     def state_dict(self) -> Any:
-        """Returns what a checkpoint holds of it; tensors may be live views."""
+        """Returns its state for a checkpoint; tensors may be live views."""
 
     def problems(self, state: Any) -> list[str]:
-        """Returns what keeps a state from being restored; changes nothing."""
+        """Returns the reasons why a state cannot be restored; changes nothing."""
 
     def load_state_dict(self, state: Any) -> list[str]:
         """Restores a state; returns reasons why continuing is not exact."""
@@ -50,7 +50,7 @@ def in_order(
     listeners: Entry,
     fire: Callable[..., Any],
 ) -> dict[str, Entry]:
-    """Returns what a checkpoint holds, in the order of restoring; `fire` calls an event.
+    """Returns the entries of a checkpoint, in the order of restoring; `fire` calls an event.
 
     Objects come first, since values may stand in them. A sampler must be what it was before the
     data ask it; a stream is replayed by the data, which changes values, so these come after. What
@@ -142,7 +142,7 @@ class UserStates:
         self._fire = fire
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what on_save_checkpoint returns."""
+        """Returns the values of on_save_checkpoint."""
         return dict(self._fire("on_save_checkpoint") or {})
 
     def problems(self, state: Mapping[str, Any]) -> list[str]:

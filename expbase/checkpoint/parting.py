@@ -58,7 +58,7 @@ class Parting:
         self._saves = 0
 
     def known(self, names: Collection[Name], found: StatefulObjects) -> tuple[set[Name], set[Name]]:
-        """Returns what is known to differ: what is saved for each rank, and what is too large."""
+        """Returns the names known to differ: those saved for each rank, and those too large."""
         if not self._kept and not self._too_large:  # as in most runs, which pay nothing
             return set(), set()
         owners = _owners(names, found)
@@ -66,7 +66,7 @@ class Parting:
         return kept, {name for name, owner in owners.items() if owner in self._too_large}
 
     def sample(self, watched: Arrays, found: StatefulObjects) -> Sample:
-        """Returns a sample of what is not known to differ, in the order of its names."""
+        """Returns a sample of the tensors not known to differ, in the order of their names."""
         start = self._saves * _STRIDE
         self._saves += 1
         rates = {name: repr(float(o.get_lr())) for name, o in found.optimizers.items()}

@@ -74,7 +74,7 @@ def unpack(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _received(stream: Any) -> tuple[dict[str, Any], dict[str, str]]:
-    """Returns what the process writes about a file."""
+    """Returns the values and the names of tensors that the process writes about a file."""
     table = stream.readline(_LINE_BYTES)
     values = stream.readline(_LINE_BYTES)
     if not values.endswith(b"\n"):

@@ -87,9 +87,9 @@ class Gatherer:
         values: dict[str, Any],
         memory: SnapshotBuffer | None = None,
     ) -> GatheredState:
-        """Returns what all ranks have, on rank 0; on the others it is not whole. Collective.
+        """Returns the state of all ranks, on rank 0; on the others only a part of it. A collective.
 
-        What other ranks send to rank 0 is kept in `memory`.
+        The tensors that other ranks send to rank 0 are kept in `memory`.
 
         Raises:
             RuntimeError: A rank has an accumulator that another one lacks, or what is refused.
@@ -239,9 +239,10 @@ def open_checkpoint(path: Path) -> Opened:
 
 
 def take(saved: Opened, found: StatefulObjects, num_ranks: int) -> tuple[Tensors, list[str]]:
-    """Returns what this rank needs of what `num_ranks` have saved, and what nobody can take.
+    """Returns the tensors that this rank needs from the state of `num_ranks`, and problems.
 
-    With another number of ranks all have what rank 0 had, and pieces cannot be taken. Collective.
+    With another number of ranks all get the state of rank 0, and pieces cannot be taken. A
+    collective.
     """
     rank = collectives.rank()
     sharded = found.sharded()

@@ -126,12 +126,12 @@ class LoaderAdapter:
 
     batches_per_epoch: int | None = None  # on this rank; None: unknown
     num_samples: int | None = None  # in the data set; None: unknown
-    num_read: int | None = None  # of them by all ranks in an epoch; None: unknown
-    filled: int = 0  # batches read twice in an epoch, so that its last round has one for each rank
-    sharding: str = ""  # who gives each rank its part, in words; empty: nobody, on one rank
-    kind = ""  # of the order of the samples, in words
-    is_used_up = False  # `once` gave no batch, and gave some before
-    has_one_order = True  # of all ranks, so that a position says which samples were before it
+    num_read: int | None = None  # samples that all ranks read in an epoch; None: unknown
+    filled: int = 0  # batches that are read twice in an epoch, to fill its last round
+    sharding: str = ""  # how the ranks get their parts, in words; empty on one rank
+    kind = ""  # the kind of order of the samples, in words
+    is_used_up = False  # whether `once` gave batches before, and none now
+    has_one_order = True  # whether all ranks have one: then a position tells the samples before it
 
     def __init__(self, loader: Any, name: str, shard: Shard) -> None:
         self.loader = loader

@@ -28,7 +28,7 @@ class DataPosition:
 
     def __init__(self) -> None:
         self.adapter = LoaderAdapter(None, "self.train_loader", Shard(seed=0))
-        self.epoch = 0  # the one that was opened last; 0: none was
+        self.epoch = 0  # the epoch that was opened last; 0: none was
         self.batches = Batches(_nothing(), self.adapter)  # of this epoch
         self.batch_in_epoch = 0  # batches that this rank has read in it
         self.resumed_within_epoch = False  # `load_state_dict` opened it; no batch was read since
@@ -125,11 +125,11 @@ class DataPosition:
             ) from None
 
     def part_of_update(self, count: int) -> tuple[int, int]:
-        """Tells which part of its update the batch read last is, if each rank has `count` of them.
+        """Returns the number of the last batch within its update of `count` batches on each rank.
 
         Returns:
-            Its number over all ranks, from 0, and how often this rank had that number before: by
-            hand one may read more than these.
+            The number over all ranks, from 0, and how often this rank had it before in this
+            update: a train_batch may read more than `count` batches.
         """
         turn, number = divmod(max(self._reads - 1, 0), count)
         return self.adapter.shard.rank * count + number, turn

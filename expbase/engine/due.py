@@ -30,7 +30,7 @@ class Due(NamedTuple):
 def due_at(
     training: Any, iteration: int, epochs_before: int, epochs_ended: int, *, is_epoch_end: bool
 ) -> Due:
-    """Returns what is due at the end of an iteration; `epochs_before` had ended before it.
+    """Returns the work that is due at the end of an iteration; `epochs_before` had ended before it.
 
     Another epoch may have begun in this iteration since; else it is the end of one.
     """

@@ -135,8 +135,10 @@ class Evaluation:
     def validate(
         self, valid: Callable[[], Any], num_drawn: Callable[[], int], iteration: int
     ) -> dict[str, float]:
-        """Returns what valid() returns on rank 0, and the means of what is logged in it on all
-        ranks, on every rank.
+        """Returns the results of a validation, the same on every rank.
+
+        They are what valid() returns on rank 0, and the means of the scalars that are logged in it,
+        over all ranks.
 
         `num_drawn` counts what is on the board.
 
@@ -179,7 +181,7 @@ class Evaluation:
         return first
 
     def logged_since(self) -> dict[str, float]:
-        """Returns what was logged after valid(), as it is on rank 0, on every rank."""
+        """Returns the scalars that rank 0 has logged after valid(), on every rank."""
         here = self.logged.take()
         self.wait("the end of on_evaluate_end")
         return self._means_on_ranks(collectives.all_gather_object(here))[0]
@@ -301,7 +303,7 @@ class Evaluation:
         return None if self._read_last is None else self._read_last.indices
 
     def adapter(self, loader: Any, name: str = "") -> LoaderAdapter:
-        """Returns what drives a loader that is not the training's; makes it once."""
+        """Returns the adapter of a loader that does not train; it is made once."""
         if id(loader) not in self._adapters:
             if loader is None:
                 raise LoaderAdapter(None, "self.valid_loader", self._shard).not_set()
@@ -311,7 +313,7 @@ class Evaluation:
         return self._adapters[id(loader)]
 
     def _name_of(self, loader: Any) -> str:
-        """Returns what a user calls a loader: an attribute, or what was given to a method."""
+        """Returns the name of a loader in a message: its attribute, or the method that got it."""
         everything = self._state.everything
         for name in (*LOADERS, *everything):
             if everything.get(name) is loader:
@@ -357,7 +359,7 @@ class Evaluation:
 
 
 def numbers_of_valid(results: Any) -> dict[str, float]:
-    """Returns what valid() has returned, as numbers; a TypeError if that cannot be."""
+    """Returns the results of valid() as numbers; a TypeError if they are no numbers by name."""
     if results is not None and not isinstance(results, Mapping):
         raise TypeError(f"valid: returned {in_words(results)}; expected numbers by name, or None.")
     numbers = {}
@@ -373,7 +375,7 @@ def numbers_of_valid(results: Any) -> dict[str, float]:
 
 
 def named_scalars(mapping: Any, others: tuple[Any, ...]) -> Mapping[str, Any]:
-    """Returns what `log` was given without a keyword; a TypeError if it has no names."""
+    """Returns the scalars that `log` was given as a mapping; a TypeError if they have no names."""
     if mapping is None and not others:
         return {}
     if others or not isinstance(mapping, Mapping):

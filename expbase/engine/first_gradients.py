@@ -148,7 +148,7 @@ class _Watched:
 
 
 def _undivided(divisor: int) -> str:
-    """Returns what is to be said of the loss of the backward under way; "" if it is divided."""
+    """Returns a warning that the loss of the backward under way is not divided; "" if it is."""
     frame: FrameType | None = sys._getframe(2)  # of the hook, which paddle has called
     while frame is not None and not _is_backward(frame):
         frame = frame.f_back

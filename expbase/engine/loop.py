@@ -185,7 +185,7 @@ class Loop:
             raise RuntimeError(f"{method}: called {self.step.value}; expected {_LOOP} in train().")
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a checkpoint holds of it; the rest belongs to one start."""
+        """Returns the counters that a checkpoint holds; the others belong to one start."""
         return {name: getattr(self, name) for name in _SAVED}
 
     def problems(self, state: Any) -> list[str]:
@@ -463,7 +463,7 @@ class Loop:
                 self._note_saved()
 
     def evaluate(self, loader: Any, name: str) -> dict[str, float]:
-        """Returns what valid() returns on rank 0, and records it; see ExperimentBase."""
+        """Returns the results of a validation, and records them; see ExperimentBase."""
         experiment = self._experiment
         evaluation = self._evaluation
         if not self._start.has_valid:

@@ -172,7 +172,7 @@ class Run:
         )
 
     def _contents(self) -> dict[str, Entry]:
-        """Returns what a checkpoint holds, in the order of restoring."""
+        """Returns the entries of a checkpoint, in the order of restoring."""
         return in_order(
             objects=self.state.saved(anew=True),
             divided=self.share_states,

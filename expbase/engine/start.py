@@ -107,16 +107,17 @@ class Start:
             ConfigError: The config, the args or this version of paddle cannot be used.
         """
         check_platform()
+        experiment = users_class(experiment)  # what stands round it has methods that may be missing
         # What mixins add is there, however the config was made.
         completed = fill({**defaults_of(experiment), **config})
         check_training(completed.training)
         options = Options.of(args)
         options.check()
-        check_class(users_class(experiment), base, completed.training, options)
+        check_class(experiment, base, completed.training, options)
         output = output_of(experiment, options.output, completed)
         ranks = collectives.rank(), collectives.world_size()
-        classes = users_class(experiment), base
-        return cls(completed, args, options, output, Path.cwd(), *ranks, logs.early_log(), *classes)
+        made_of = logs.early_log(), experiment, base
+        return cls(completed, args, options, output, Path.cwd(), *ranks, *made_of)
 
     @property
     def training(self) -> Any:

@@ -221,9 +221,10 @@ class StepParts:
             optimizer.clear_grad(set_to_zero=False)
 
 
-# Paddle's scaler, seen in its source: it unscales the gradients of an optimizer's list, whatever it
-# unscaled before; with several optimizers it remembers of the last one alone whether its gradients
-# were finite; with a fixed scale it forgets with each step whose gradients were unscaled.
+# Paddle's scaler (paddle/amp/grad_scaler.py: AmpScaler._unscale, GradScaler.step, update) unscales
+# the gradients of an optimizer's list, whatever it unscaled before. With several optimizers it
+# remembers only of the last one whether its gradients were finite. With a fixed scale it forgets
+# with each step whose gradients were unscaled.
 
 
 def _unscale(scaler: Any, optimizers: Sequence[Any]) -> None:

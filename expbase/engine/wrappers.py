@@ -30,7 +30,7 @@ class Wrappers:
     (paddle/fluid/distributed/collective/reducer.cc, EagerReducer).
 
     Args:
-        find: Returns what has state now.
+        find: Returns the objects that have state now.
     """
 
     def __init__(self, find: Callable[[], StatefulObjects]) -> None:

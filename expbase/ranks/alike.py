@@ -30,7 +30,7 @@ def are_alike(of_ranks: Sequence[Any]) -> bool:
 
 
 def unlike(of_ranks: Sequence[Mapping[Any, Any]]) -> set[Any]:
-    """Returns the names of what a rank has otherwise than rank 0, or one of the two has not."""
+    """Returns the names that a rank lacks, or whose values differ from those of rank 0."""
     first = of_ranks[0]
     return {
         name
@@ -41,7 +41,7 @@ def unlike(of_ranks: Sequence[Mapping[Any, Any]]) -> set[Any]:
 
 
 def first_difference(of_ranks: Sequence[Mapping[str, Any]]) -> str:
-    """Returns what a rank has other than rank 0, with both values; empty: they have the same."""
+    """Returns the first difference between a rank and rank 0, with both values; "" if none."""
     first = of_ranks[0]
     for rank, other in enumerate(of_ranks):
         different = unlike([first, other])

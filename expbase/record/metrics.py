@@ -82,7 +82,7 @@ class MetricLog:
         self._visualizer().cut(sizes.get("visualdl_bytes", 0))
 
     def write_no_more(self) -> None:
-        """Writes into the text log alone from now on: a run that has finished has its lines."""
+        """Writes only to the text log from now on: a finished run has its metrics already."""
         self._file = JsonLines(None)
         self._visualizer().write_no_more()
 

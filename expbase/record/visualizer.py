@@ -33,7 +33,7 @@ class Visualizer:
 
     Args:
         directory: Where the file is; None on ranks that write none.
-        warn: Is called with what is shown otherwise than it was given.
+        warn: Called with a text when a record is changed, as when a sound is clipped.
         iteration: Returns the step of what is added without one; without it each needs its own.
     """
 

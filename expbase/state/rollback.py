@@ -44,7 +44,9 @@ class Rollback:
 
 
 def _is_empty(value: Any) -> bool:
-    """Returns whether a value is a tensor without memory, as paddle's recurrent layers have one."""
+    """Returns whether a value is a tensor without memory, as paddle's recurrent layers have one
+    (paddle/nn/layer/rnn.py, RNNBase.flatten_parameters).
+    """
     return isinstance(value, paddle.Tensor) and value.size > 0 and not value._is_initialized()
 
 

@@ -159,7 +159,7 @@ class ShareStates:
             )
 
     def state_dict(self) -> dict[str, ShareState]:
-        """Returns what the shares of this rank have, by their numbers."""
+        """Returns the state of the shares of this rank, by their numbers."""
         return {
             str(number): {p: get_state(v) if state_setter(v) else v for p, v in kept.items()}
             for number, kept in self._kept.items()
