@@ -68,7 +68,6 @@ def by_hand(*words: str, **training: Any) -> Any:
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs/moving"
 PAGES = sorted(page.stem for page in FOLDER.glob("*.md") if "." not in page.stem)
-PAGES.remove("upgrade")  # from an expbase of before
 HEADINGS = ["Before", "After", "There and here", "Change at once", "What is not here"]
 STANDINS = Path(__file__).parents[1] / "standins"
 # The library that a page's old script imports, if tests have a stand-in of it.
@@ -561,14 +560,17 @@ def test_a_page_says_in_its_order_what_was_and_what_is(page: str) -> None:
 
 
 def now_and_then(heading: str) -> Iterator[tuple[list[str], list[str]]]:
-    """The names of each row of the page of 0.1: those of before, and those of now."""
-    for row in section("upgrade", heading).splitlines():
+    """The names of each row of a table of the changelog: those of before, and those of now."""
+    text = (
+        (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n### Upgrading from 0.1\n")[1]
+    )
+    for row in text.split(f"\n#### {heading}\n")[1].split("\n##")[0].splitlines():
         if row.startswith("| ") and row != "| before | now |":
             before, now = row.strip("| ").split(" | ")
             yield re.findall(r"`([^`]+)`", before), re.findall(r"`([^`]+)`", now)
 
 
-def test_keys_of_0_1_are_unknown_and_those_that_the_page_names_instead_are_there() -> None:
+def test_keys_of_0_1_are_unknown_and_those_that_are_named_instead_are_there() -> None:
     known = get_default_training_config()
     stopping = EarlyStopping.default_config()
     rows = [*now_and_then("Config")]
@@ -583,7 +585,7 @@ def test_keys_of_0_1_are_unknown_and_those_that_the_page_names_instead_are_there
         assert {*named} <= {*known}
 
 
-def test_modules_of_0_1_are_where_the_page_says() -> None:
+def test_modules_of_0_1_are_where_the_changelog_says() -> None:
     count = 0
     for before, now in now_and_then("Imports and files"):
         names = [name.removeprefix("expbase.") for name in before if " " not in name]
@@ -598,7 +600,7 @@ def test_modules_of_0_1_are_where_the_page_says() -> None:
     assert count > 10
 
 
-def test_a_checkpoint_of_0_1_is_refused_as_the_page_says_and_its_weights_are_taken(
+def test_a_checkpoint_of_0_1_is_refused_as_the_changelog_says_and_its_weights_are_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = tmp_path / "old"
