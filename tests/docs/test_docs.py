@@ -99,7 +99,14 @@ def test_the_signatures_of_the_board_s_methods_are_those_of_the_code() -> None:
 
 
 # Of Paddle, of Python and of gloo: what stands first in a line of the page of trouble.
-THEIRS = ("(signal", "attempted relative", "Unexpected BUS", "gloo", "PreconditionNotMet", "Please set")
+THEIRS = (
+    "(signal",
+    "attempted relative",
+    "Unexpected BUS",
+    "gloo",
+    "PreconditionNotMet",
+    "Please set",
+)
 
 
 def test_every_message_that_begins_a_line_of_the_page_of_trouble_is_one_of_expbase() -> None:
