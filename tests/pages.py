@@ -1,7 +1,7 @@
 """What the tests of the documentation share: its pages in both languages, their code and links.
 
-A page is known by its path in docs/ without a suffix: "config", "moving/parakeet". "README" is the one
-at the top, "experiments/ctr/README" one beside an experiment.
+A page is known by its path in docs/ without a suffix: "config", "moving/parakeet". "README" is
+the one at the top, "experiments/ctr/README" one beside an experiment.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class WarmUp(ExperimentBase):
         self.model = self.data_parallel(paddle.nn.Sequential(*layers))
         lr, warmup = self.config.optim.lr, self.config.optim.warmup_iterations
         # LinearWarmup counts its own steps first, so what follows has that many less.
-        rest = self.config.training.max_iteration - warmup
+        rest = self.total_iterations - warmup
         if rest < 1:
             raise ConfigError(f"optim.warmup_iterations: {warmup} given; the run is shorter.")
         cosine = paddle.optimizer.lr.CosineAnnealingDecay(lr, T_max=rest)
