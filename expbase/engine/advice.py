@@ -71,10 +71,9 @@ def explain_schedule(error: BaseException) -> None:
     ):
         add_note(
             error,
-            "A learning rate schedule was given a length that is not a positive number: the run "
-            "is shorter than its warm-up, or training.max_iteration is 0, because max_epoch ends "
-            "the run. Expected a shorter warm-up or a longer run, and self.total_iterations as "
-            "the length.",
+            "A schedule of the learning rate is given a length that is no positive number: the "
+            "run is shorter than its warm-up, or training.max_iteration is 0, since max_epoch "
+            "ends the run. Expected a shorter warm-up or a longer run, or self.total_iterations.",
         )
 
 
