@@ -129,7 +129,8 @@ def default_argument_parser() -> argparse.ArgumentParser:
     for name, nargs, metavar in (("--opts", "+", "KEY VALUE"), ("opts", "*", "KEY=VALUE")):
         add(name, action="extend", nargs=nargs, default=None, metavar=metavar, help="config values")
     inspection = parser.add_argument_group(
-        "looking at a run", "It may be running. Its own config holds, but for --config and --opts."
+        "looking at a run",
+        "The run may still be training. Its own config is used, with your --config and --opts.",
     ).add_mutually_exclusive_group()
     for option, text in _INSPECTIONS.items():
         inspection.add_argument(option, metavar="CHECKPOINT", help=text)

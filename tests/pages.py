@@ -1,7 +1,7 @@
 """What the tests of the documentation share: its pages in both languages, their code and links.
 
-A page is known by its path in docs/ without a suffix: "config", "moving/parakeet"; "README" is the
-one at the top.
+A page is known by its path in docs/ without a suffix: "config", "moving/parakeet". "README" is
+the one at the top, "experiments/ctr/README" one beside an experiment.
 """
 
 from __future__ import annotations
@@ -18,12 +18,17 @@ _LINK = re.compile(r"\[[^]]*\]\(([^)\s]+)\)")
 
 
 def _name(page: Path) -> str:
-    return str(page.relative_to(DOCS).with_suffix("")) if DOCS in page.parents else page.stem
+    root = DOCS if DOCS in page.parents else ROOT
+    return str(page.relative_to(root).with_suffix(""))
 
 
 ENGLISH = {
     _name(page): page
-    for page in [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+    for page in [
+        ROOT / "README.md",
+        *sorted(ROOT.glob("experiments/*/README.md")),
+        *sorted(DOCS.rglob("*.md")),
+    ]
     if not page.name.endswith(".zh.md")
 }
 TEXT = {name: page.read_text(encoding="utf-8") for name, page in ENGLISH.items()}

@@ -589,7 +589,7 @@ def test_the_tables_of_the_docs_name_methods_that_exist() -> None:
 
 def test_the_example_of_the_docs_runs(tmp_path: Path) -> None:
     scope: dict[str, Any] = {}
-    (code,) = re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL)
+    code, *_ = re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL)
     exec(code, scope)  # the documentation's own
     trained(type("Documented", (scope["Experiment"], Stepped), {}), tmp_path, valid_interval=1)
     log = (tmp_path / "worker_0.log").read_text()

@@ -236,14 +236,14 @@ class Report:
         self._logger.error("[%d] ended by %r", iteration, error, exc_info=error, extra=raised)
 
     def failed_batch(self, iteration: int, epoch: int) -> None:
-        """Names the batch of an update that failed: the next start comes to it again."""
+        """Names the batch of an update that failed: the next start makes this update again."""
         self.quietly("saving", self._checkpointer.close)  # the last one may be under way
         words = [f"batch {self._data.batch_in_epoch} of epoch {epoch}"] if epoch else []
         if indices := self._data.batches.indices:
             words += [f"samples {textwrap.shorten(repr(indices), 400)} of the data set"]
         self._logger.info(
-            f"[{iteration}] the update was made of {', '.join(words) or 'no batch'}; the same "
-            f"command comes to it again, from {self._checkpointer.newest_name}"
+            f"[{iteration}] the failed update has read {', '.join(words) or 'no batch'}; the same "
+            f"command makes this update again (newest checkpoint: {self._checkpointer.newest_name})"
         )
 
     def now(self, text: str, level: int = logging.WARNING) -> None:

@@ -115,8 +115,9 @@ def _restore(run: Run, path: Path) -> list[str]:
     for key, (old, new) in changed.items():
         run.start.logger.info(f"config: {key}: {old!r} at the first start, {new!r} now")
     if changed:
-        text = "config: what training has changed is the checkpoint's, all else is as it says now"
-        run.start.logger.info(text)
+        run.start.logger.info(
+            "config: what training has changed comes from the checkpoint, all else from the config"
+        )
     return notes
 
 

@@ -75,7 +75,7 @@ class Code:
         files = dict(then.get("sources", {}))
         if changed := [name for name, code in self.files.items() if files.get(name, code) != code]:
             found.append(f"{', '.join(changed)}: changed since the checkpoint was written")
-        rest = "what training has changed is the checkpoint's, all else is the code's of now"
+        rest = "what training has changed comes from the checkpoint, all else from the code of now"
         return "; ".join([*found, rest]) if found else ""
 
 

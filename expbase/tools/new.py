@@ -59,7 +59,11 @@ def _outside(folder: Path) -> str:
 
 def _files_of(experiment: Path) -> list[Path]:
     """Returns the files that an experiment needs, and none that a user has left beside them."""
-    found = [experiment / "train.py", experiment / "config.yaml", *experiment.glob("README.md")]
+    found = [
+        experiment / "train.py",
+        experiment / "config.yaml",
+        *sorted(experiment.glob("README*.md")),
+    ]
     beside = [*experiment.glob("*.py"), *experiment.glob("*.yaml")]
     for file in found:  # which grows
         needs = r"(\w+)\.(?:py|yaml)\b" if file.suffix == ".yaml" else r"(?m)^(?:from|import) (\w+)"

@@ -35,7 +35,6 @@ from test_readme import parser_of_tools
 from expbase import ExperimentBase, default_argument_parser
 from expbase.cli import add_options_of_main
 from expbase.defaults import resolved
-from expbase.events import EVENTS
 from expbase.extras import mixins
 from expbase.record.visualizer import Visualizer
 
@@ -72,7 +71,7 @@ def test_the_table_of_options_holds_every_option() -> None:
 
 
 def test_the_table_of_mixins_holds_their_defaults() -> None:
-    table = {name.strip("`"): text for name, text in rows(TEXT["methods"], "mixin")}
+    table = {name.strip("`"): text for name, text in rows(TEXT["events"], "mixin")}
     common = {*ExperimentBase.default_config()}
     sections = {
         name: {*cls.default_config()} - common
@@ -88,26 +87,6 @@ def test_the_table_of_mixins_holds_their_defaults() -> None:
             assert f"{key} {json.dumps(value)}" in text, (name, key)
 
 
-def test_the_page_of_methods_names_what_there_is_and_nothing_else() -> None:
-    public = {name for name in dir(ExperimentBase) if not name.startswith("_")} - {*EVENTS}
-    public -= ExperimentBase.__annotations__.keys()  # what a user sets
-    table = TEXT["methods"].split("\n\nThe docstrings")[0]
-    named = {word for words in re.findall(r"`([a-z_* ]+)`", table) for word in words.split()}
-    setup_steps = {name for name in public if name.startswith("setup_")}
-    assert public - setup_steps <= named
-    assert named - public == {"setup_*", "visualizer"}
-
-
-def test_the_signatures_on_the_page_of_methods_are_those_of_the_code() -> None:
-    for page in PAIRS["methods"]:
-        shown = re.findall(r"^\| `(\w+)\((.*?)\)` \|", page.read_text(encoding="utf-8"), re.M)
-        assert len(shown) > 15
-        for name, given in shown:
-            words = {word.strip("*").split("=")[0] for word in given.split(", ")} - {""}
-            parameters = {*inspect.signature(getattr(ExperimentBase, name)).parameters}
-            assert words == parameters - {"self", "misplaced"}, name
-
-
 def test_the_signatures_of_the_board_s_methods_are_those_of_the_code() -> None:
     for page in PAIRS["validation"]:
         text = page.read_text(encoding="utf-8")
@@ -121,14 +100,25 @@ def test_the_signatures_of_the_board_s_methods_are_those_of_the_code() -> None:
             assert f"board.{name}(" in text
 
 
-def test_every_message_in_the_tables_of_messages_is_one_of_expbase() -> None:
-    own, _, of_paddle = TEXT["messages"].partition("## Messages of Paddle")
+# Of Paddle, of Python and of gloo: what stands first in a line of the page of trouble.
+THEIRS = (
+    "(signal",
+    "attempted relative",
+    "Unexpected BUS",
+    "gloo",
+    "PreconditionNotMet",
+    "Please set",
+)
+
+
+def test_every_message_that_begins_a_line_of_the_page_of_trouble_is_one_of_expbase() -> None:
+    own, _, of_paddle = TEXT["trouble"].partition("## Messages of Paddle")
     said = "\n".join(literals())
-    tables = re.findall(r"^\| message .*?(?=\n\n|\Z)", own, re.DOTALL | re.MULTILINE)
-    cells = [row.split(" | ")[0] for table in tables for row in table.splitlines()[2:]]
-    messages = [text for cell in cells for text in cell.strip("|` ").split("`, `")]
+    first = "\n".join(re.findall(r"^- ((?:`[^`]+`(?:, )?)+)", own, re.MULTILINE))
+    quoted = re.findall(r"`([^`]+)`", first)
+    messages = [text for text in quoted if " " in text and not text.startswith(THEIRS)]
     assert of_paddle
-    assert len(messages) > 40
+    assert len(messages) > 10
     assert [text for text in messages if not pattern(text).search(said)] == []
 
 
@@ -189,9 +179,9 @@ def test_every_test_that_a_page_names_exists() -> None:
 def test_every_module_that_a_page_names_exists() -> None:
     for page in OURS:
         for name in re.findall(r"`([\w/]+\.py)`", page.read_text(encoding="utf-8")):
-            places = [ROOT / "expbase" / name, ROOT / name]
+            places = [ROOT / "expbase" / name, ROOT / name, page.parent / name]
             is_test = any((ROOT / "tests").rglob(name))
-            known = any(place.exists() for place in places) or is_test or "runner" in page.name
+            known = any(place.exists() for place in places) or is_test
             assert known or name in ("train.py", "file.py", "plain.py"), (page, name)
 
 
@@ -252,7 +242,7 @@ def test_the_pages_show_what_the_tools_print(page: str) -> None:
 # --- links and the site ----------------------------------------------------------------------
 
 
-BESIDE = [ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("experiments/*/*.md")]
+BESIDE = [ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
 
 
 @pytest.mark.parametrize("page", BOTH + BESIDE, ids=lambda page: str(page.relative_to(ROOT)))
@@ -282,16 +272,16 @@ def test_every_page_is_in_the_nav_once_and_has_a_chinese_name_there() -> None:
     site = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), Loader=_Site)
     entries = [*leaves(site["nav"])]
     pages = [page for _, page in entries]
-    assert sorted(pages) == sorted(f"{page}.md" for page in ENGLISH if page != "README")
+    assert sorted(pages) == sorted(f"{page}.md" for page in ENGLISH if "README" not in page)
     (languages,) = (plugin["i18n"]["languages"] for plugin in site["plugins"] if "i18n" in plugin)
-    titles = {title for title, _ in entries} | {t for item in site["nav"] for t in item}
+    titles = {title for title, _ in entries if title} | {t for item in site["nav"] for t in item}
     assert {*languages[1]["nav_translations"]} == titles
 
 
-def leaves(nav: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Title and page of each entry, in the order of the site."""
+def leaves(nav: list[Any]) -> Iterator[tuple[str, str]]:
+    """Title and page of each entry, in the order of the site; a group's own page has no title."""
     for item in nav:
-        for title, content in item.items():
+        for title, content in [("", item)] if isinstance(item, str) else item.items():
             yield from leaves(content) if isinstance(content, list) else [(title, content)]
 
 

@@ -36,18 +36,22 @@ from expbase.cli import add_options_of_main
 
 # What runs the code of these pages, or folders of them; that of all others is run here.
 OWN_TESTS = {
-    "events": "test_events.py",
-    "components": "test_components.py",
-    "runner": "test_runner.py",
+    "experiments/multitask/README": "test_components.py",
+    "experiments/ctr/README": "test_runner.py",
     "moving": "test_moving.py",
     "recipes": "test_recipes.py",  # the commands, too
     "recipes_around": "test_recipes.py",  # the same
     "notebooks": "test_notebooks.py",  # the same
 }
+
+
+def own_test(page: str) -> str:
+    """The file of the test that runs the code of a page, if it is not this one."""
+    return OWN_TESTS.get(page) or OWN_TESTS.get(page.split("/")[0], "")
+
+
 TRAINED = [
-    page
-    for page in TEXT
-    if blocks(page, "python") and page.split("/")[0] not in {*OWN_TESTS, "first"}
+    page for page in TEXT if blocks(page, "python") and not own_test(page) and page != "first"
 ]
 SHORT = ["--device=cpu", "training.max_iteration=40", "training.valid_interval=20"]
 # Tools that start processes, serve until they are stopped, or need a file: their tests run them.
@@ -71,10 +75,9 @@ def is_loop(node: ast.AST) -> bool:
 
 def test_the_code_of_every_other_page_has_a_test_of_its_own() -> None:
     for page in TEXT:
-        if test := OWN_TESTS.get(page.split("/")[0], ""):
-            assert (
-                f'"{page.rpartition("/")[2]}' in next((ROOT / "tests").rglob(test)).read_text()
-            ), page
+        if test := own_test(page):
+            text = next((ROOT / "tests").rglob(test)).read_text()
+            assert f'"{page.rpartition("/")[2]}' in text or f"{page}.md" in text, page
 
 
 def test_every_block_of_a_page_is_of_a_language_that_tests_look_for() -> None:
@@ -174,7 +177,12 @@ def commands(page: str) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize(
-    "page", [p for p in TEXT if blocks(p, "bash") and p != "first" and not p.startswith("recipes")]
+    "page",
+    [
+        p
+        for p in TEXT
+        if blocks(p, "bash") and not p.startswith(("first", "recipes", "experiments"))
+    ],
 )
 def test_the_commands_of_a_page_work(
     page: str, workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -262,10 +270,10 @@ def test_the_first_experiment_goes_as_its_page_says(
     """All of it in order, with fewer iterations; each text of the page is said at its place."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    plain, script, methods = blocks("first", "python")
-    saved, continued, finished, mistake, refused = blocks("first", "text")
+    plain, script, methods, whole = blocks("first", "python")
+    saved, continued, finished, mistake, refused, tested = blocks("first", "text")
     words = [command for command in commands("first") if command != ["plain.py"]]
-    smoke, first, again, longer, *others = words
+    smoke, first, again, longer, *others, last = words
     assert (first, longer) == (again, [*first, "training.max_iteration=12000"])
     shorter = [
         "training.max_iteration=25",
@@ -304,7 +312,12 @@ def test_the_first_experiment_goes_as_its_page_says(
     assert "accuracy" in json.loads(evaluated)
     layer = paddle.jit.load(json.loads(exported)["exported"])
     assert layer(paddle.zeros([3, 2])).shape == [3, 2]
-    assert {run.name for run in Path("runs").iterdir()} == {"first", "lr0.001", "lr0.01"}
+    Path("train.py").write_text(whole)
+    assert last == ["train.py"]
+    run_here("train.py", ["training.max_epoch=3", "optim.warmup=5", "--device=cpu"], monkeypatch)
+    expect(tested, capsys)
+    names = {"first", "lr0.001", "lr0.01", "TwoSpirals"}
+    assert {run.name for run in Path("runs").iterdir()} == names
     sys.modules.pop("plain")
 
 

@@ -304,9 +304,10 @@ def test_utterances_in_batches_by_length_have_little_padding_and_continue_exactl
     class Noting(recipe.Speech):  # type: ignore[misc]
         stops_at = 0
 
-        def on_train_batch_begin(self, batch: Any, indices: Any) -> None:
-            frames, lengths, _ = batch
+        def read_batch(self) -> Any:
+            frames, lengths, labels = super().read_batch()
             shapes.append((frames.shape[0] * frames.shape[1], int(lengths.sum())))
+            return frames, lengths, labels
 
         def on_train_batch_end(self) -> None:
             if self.iteration == self.stops_at:
@@ -404,8 +405,10 @@ def test_another_batch_size_goes_on_with_what_the_epoch_has_not_had_and_more_dat
     seen: list[tuple[int, int]] = []
 
     class Noting(experiment_of("mid_run")):  # type: ignore[misc]
-        def on_train_batch_begin(self, batch: Any, indices: Any) -> None:
-            seen.extend((self.epoch, index) for index in indices)
+        def read_batch(self) -> Any:
+            batch = super().read_batch()
+            seen.extend((self.epoch, index) for index in self.internals.batch_indices)
+            return batch
 
     run(Noting, tmp_path, "data.num_samples=100", "training.max_iteration=3")
     words = ["data.num_samples=100", "data.batch_size=30", "optim.lr=0.5"]

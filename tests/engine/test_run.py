@@ -78,8 +78,8 @@ def test_a_save_that_failed_beside_the_failure_is_told_and_hides_no_batch(
         trained(Failing, tmp_path / "run", save_interval=2)
     log = (tmp_path / "run/worker_0.log").read_text()
     assert "in saving, after the failure: CheckpointError" in log
-    assert "[3] the update was made of batch 3 of epoch 1, samples [" in log
-    assert "of the data set; the same command comes to it again, from none yet" in log
+    assert "[3] the failed update has read batch 3 of epoch 1, samples [" in log
+    assert "the same command makes this update again (newest checkpoint: none yet)" in log
 
 
 def test_the_ledger_holds_each_start_and_each_end(tmp_path: Path) -> None:

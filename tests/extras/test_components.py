@@ -477,7 +477,7 @@ def test_one_head_is_exported_from_its_declarations(tmp_path: Path) -> None:
     assert np.allclose(loaded(points).numpy(), expected.numpy(), atol=1e-6)
 
 
-DOCS = Path(__file__).parents[2] / "docs" / "components.md"
+DOCS = Path(__file__).parents[2] / "experiments/multitask/README.md"
 
 
 def documented(name: str) -> Any:

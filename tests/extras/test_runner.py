@@ -41,7 +41,7 @@ class Experiment(Tiny):
         config.data = Config({"path": "", "more": [""]})
         return config
 """
-DOCS = (Path(__file__).parents[2] / "docs" / "runner.md").read_text(encoding="utf-8")
+DOCS = (Path(__file__).parents[2] / "experiments/ctr/README.md").read_text(encoding="utf-8")
 STAGES = {
     "instance": "from tiny import TESTS, Notes\nclass Instance:\n    def instance(self, context):\n"
     "        context['trail'] = Notes(['instance'])\n",

@@ -67,9 +67,9 @@ CLAIMS = {
     "cifar": Claim(
         lambda f: f["accuracy"] >= 0.9,
         120,
-        "photographs of CIFAR-10, ResNet-18; here ten drawn shapes, a small net"
-        " | accuracy {accuracy:.3f} | 0.95, on CIFAR-10 itself",
-        "CIFAR-10，ResNet-18；这里用画的图形 | 准确率 {accuracy:.3f} | CIFAR-10：0.95",
+        "images: ten shapes that a script draws, a small net | accuracy {accuracy:.3f}"
+        " | 0.1, guessing",
+        "图像：脚本画的十种图形，小网络 | 准确率 {accuracy:.3f} | 0.1，随机猜",
         config="small.yaml",
         ranks=(2, 1),
     ),

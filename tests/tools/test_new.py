@@ -21,9 +21,9 @@ EXPERIMENTS = sorted(script.parent.name for script in ROOT.glob("experiments/*/t
 NEEDED = {
     "cartpole": ["cart.py"],
     "cifar": ["archive.py", "mistakes.py", "resnet.py", "shapes.py", "small.yaml"],
-    "ctr": ["README.md", "blocks.py", "startup.py"],
+    "ctr": ["README.md", "README.zh-CN.md", "blocks.py", "startup.py"],
     "flow": ["galaxy.py"],
-    "multitask": ["lines.py"],
+    "multitask": ["README.md", "README.zh-CN.md", "lines.py"],
     "pinn": ["burgers.py", "pictures.py"],
 }
 Capture = pytest.CaptureFixture[str]
