@@ -40,7 +40,11 @@ _CHOICES = {
 
 
 def get_default_training_config() -> TrainingConfig:
-    """Returns the `training` section that every experiment has, with its defaults."""
+    """Makes the `training` section that every experiment has.
+
+    Returns:
+        Its keys with their defaults.
+    """
     return TrainingConfig(TRAINING)
 
 

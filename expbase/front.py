@@ -66,7 +66,7 @@ def with_mixins(experiment: type[T]) -> type[T]:
 
 
 @functools.lru_cache  # what an experiment notes on type(self) is there for the next one
-def _made(experiment: type[T], *bases: type) -> type[T]:
+def _made(experiment: type, *bases: type) -> Any:
     names = {name: getattr(experiment, name) for name in ("__module__", "__qualname__", "__doc__")}
     return type(experiment.__name__, bases, {**names, _WITHIN: experiment})
 

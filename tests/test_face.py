@@ -48,7 +48,7 @@ ATTRIBUTES = "model optimizer train_loader valid_loader test_loader visualizer".
 INTERNALS = (
     "life phase read_only epochs_ended batch_in_epoch num_shares share batch_indices stepping "
     "grad_scaler evaluated_loader evaluated_indices evaluating surround_phases stateful_objects "
-    "learning_rates fire closing"
+    "learning_rates fire hears turn_epoch step_of wait_for_checkpoint closing"
 ).split()
 IN_REFERENCE = [
     "expbase.experiment.ExperimentBase",

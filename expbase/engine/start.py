@@ -116,8 +116,9 @@ class Start:
         check_class(experiment, base, completed.training, options)
         output = output_of(experiment, options.output, completed)
         ranks = collectives.rank(), collectives.world_size()
-        made_of = logs.early_log(), experiment, base
-        return cls(completed, args, options, output, Path.cwd(), *ranks, *made_of)
+        log = logs.early_log()
+        given = completed, args, options, output
+        return cls(*given, Path.cwd(), *ranks, log, experiment, base)
 
     @property
     def training(self) -> Any:

@@ -96,7 +96,16 @@ class Visualizer:
         self._add("image", tag, pixels, step, dataformats="HW" if pixels.ndim == 2 else "HWC")
 
     def add_figure(self, tag: str, figure: Any, step: int | None = None) -> None:
-        """Adds a matplotlib figure; the caller closes it."""
+        """Adds a matplotlib figure; the caller closes it.
+
+        Args:
+            tag: Its name, under which the figures of all steps stand.
+            figure: A matplotlib.figure.Figure.
+            step: Where the figure is on the axis; by default self.iteration.
+
+        Raises:
+            TypeError: It is no figure.
+        """
         if not hasattr(figure, "savefig"):
             raise TypeError(
                 f"{_said('add_figure', tag, figure)}; expected a figure of matplotlib, of axes "
@@ -105,7 +114,16 @@ class Visualizer:
         self._add("figure", tag, figure, step)
 
     def add_text(self, tag: str, text: str, step: int | None = None) -> None:
-        """Adds a text."""
+        """Adds a text.
+
+        Args:
+            tag: Its name, under which the texts of all steps stand.
+            text: What the board shows.
+            step: Where the text is on the axis; by default self.iteration.
+
+        Raises:
+            TypeError: It is no text.
+        """
         if not isinstance(text, (str, bytes)):
             raise TypeError(f"{_said('add_text', tag, text)}; expected a text.")
         self._add("text", tag, text, step)
@@ -113,7 +131,7 @@ class Visualizer:
     def add_audio(
         self, tag: str, samples: Any, step: int | None = None, *, sample_rate: int = 8000
     ) -> None:
-        """Adds a sound: [N] samples, floats from -1 to 1 or int16; the rate is per second.
+        """Adds a sound.
 
         Args:
             tag: Its name, under which the sounds of all steps stand.
@@ -141,7 +159,18 @@ class Visualizer:
     def add_histogram(
         self, tag: str, values: Any, step: int | None = None, *, buckets: int = 10
     ) -> None:
-        """Adds a histogram of numbers of any shape; a ValueError if one is not finite."""
+        """Adds a histogram of numbers.
+
+        Args:
+            tag: Its name, under which the histograms of all steps stand.
+            values: Numbers, of any shape.
+            step: Where the histogram is on the axis; by default self.iteration.
+            buckets: The number of its bars.
+
+        Raises:
+            TypeError: The values are no real numbers.
+            ValueError: One of them is not finite.
+        """
         numbers = _numbers("add_histogram", tag, values)
         if not np.isfinite(numbers).all():
             raise ValueError(
