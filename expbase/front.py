@@ -62,8 +62,7 @@ def with_mixins(experiment: type[T]) -> type[T]:
     bases: list[Any] = [*front, experiment, *behind]
     # A copy of an experiment is made by its class, which has them already.
     bases = [base for base in bases if base is experiment or base not in experiment.__mro__]
-    place = bases.index(experiment)
-    return experiment if bases == [experiment] else _made(tuple(bases), place)
+    return experiment if len(bases) == 1 else _made(tuple(bases), bases.index(experiment))
 
 
 @functools.lru_cache  # what an experiment notes on type(self) is there for the next one
