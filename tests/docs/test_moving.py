@@ -34,7 +34,7 @@ from expbase import (
 )
 from expbase.checkpoint.layout import CheckpointError
 from expbase.config import load_yaml
-from expbase.events import EVENTS
+from expbase.events import EVENTS, OF_MIXINS
 from expbase.extras.mixins import EarlyStopping
 
 
@@ -497,7 +497,7 @@ def test_the_events_and_keys_in_the_table_of_a_trainer_are_there(page: str) -> N
     events = {*re.findall(r"\bon_\w+", here)}
     keys = {*re.findall(r"training\.(\w+)", here)}
     assert min(len(events), len(keys)) > 6
-    assert events <= {*EVENTS}
+    assert events <= {*EVENTS, *OF_MIXINS}
     assert keys <= {*get_default_training_config()}
 
 

@@ -24,6 +24,7 @@ from expbase import ExperimentBase, main
 from expbase.checkpoint.model_files import read_weights
 from expbase.checkpoint.named import find_at
 from expbase.checkpoint.storage import read
+from expbase.extras.all_events import AllEvents
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -302,10 +303,10 @@ def test_utterances_in_batches_by_length_have_little_padding_and_continue_exactl
     recipe = module_of("by_length")
     shapes: list[tuple[int, int]] = []
 
-    class Noting(recipe.Speech):  # type: ignore[misc]
+    class Noting(AllEvents, recipe.Speech):  # type: ignore[misc]
         stops_at = 0
 
-        def on_train_batch_begin(self, batch: Any, indices: Any) -> None:
+        def on_batch_read(self, batch: Any, indices: Any) -> None:
             frames, lengths, _ = batch
             shapes.append((frames.shape[0] * frames.shape[1], int(lengths.sum())))
 
@@ -404,8 +405,8 @@ def test_another_batch_size_goes_on_with_what_the_epoch_has_not_had_and_more_dat
 ) -> None:
     seen: list[tuple[int, int]] = []
 
-    class Noting(experiment_of("mid_run")):  # type: ignore[misc]
-        def on_train_batch_begin(self, batch: Any, indices: Any) -> None:
+    class Noting(AllEvents, experiment_of("mid_run")):  # type: ignore[misc]
+        def on_batch_read(self, batch: Any, indices: Any) -> None:
             seen.extend((self.epoch, index) for index in indices)
 
     run(Noting, tmp_path, "data.num_samples=100", "training.max_iteration=3")
