@@ -59,14 +59,20 @@ def with_mixins(experiment: type[T]) -> type[T]:
     """Returns the class with the mixins round it, under the same name; the tools' are outermost."""
     front = (*_mixins, *_named_by(experiment, "stands_in_front"))
     behind = _named_by(experiment, "stands_behind")
-    bases = [*front, experiment, *behind]
+    bases: list[Any] = [*front, experiment, *behind]
     # A copy of an experiment is made by its class, which has them already.
     bases = [base for base in bases if base is experiment or base not in experiment.__mro__]
-    return experiment if bases == [experiment] else _made(experiment, *bases)
+    return experiment if len(bases) == 1 else _made(tuple(bases), bases.index(experiment))
 
 
 @functools.lru_cache  # what an experiment notes on type(self) is there for the next one
-def _made(experiment: type, *bases: type) -> Any:
+<<<<<<< HEAD
+def _made(experiment: Any, bases: tuple[type, ...]) -> Any:
+=======
+def _made(bases: tuple[type, ...], place: int) -> Any:
+    """Returns a class of these bases, of which the one at a place is the user's."""
+    experiment = bases[place]
+>>>>>>> h2
     names = {name: getattr(experiment, name) for name in ("__module__", "__qualname__", "__doc__")}
     return type(experiment.__name__, bases, {**names, _WITHIN: experiment})
 

@@ -18,6 +18,7 @@ from tiny import Notes, Points, Tiny, curve, make, metrics, saved, trained, trai
 
 from expbase import Config, ConfigError, ExperimentBase
 from expbase.engine.life import Life
+from expbase.extras.all_events import AllEvents
 from expbase.front import put_in_front
 from expbase.smoke import Smoke
 
@@ -169,11 +170,11 @@ def test_setup_goes_in_the_order_of_the_design(tmp_path: Path) -> None:
     def wrapped(name: str) -> Any:
         def method(self: ExperimentBase) -> None:
             calls.append(name)
-            getattr(Tiny, name)(self)
+            getattr(super(traced, self), name)()
 
         return method
 
-    traced = type("Traced", (Tiny,), {name: wrapped(name) for name in names})
+    traced: Any = type("Traced", (AllEvents, Tiny), {name: wrapped(name) for name in names})
     exp = make(traced, tmp_path / "run")
     exp.setup()
     exp.close()
@@ -309,7 +310,7 @@ def test_what_setup_asks_of_loaders_moves_no_generator(
     def first(folder: str, step: str, **options: int) -> list[Any]:
         """What is drawn after a step of setup, whose loader draws when it is asked, or not."""
 
-        class Drawing(Tiny):
+        class Drawing(AllEvents, Tiny):
             def setup_dataloader(self) -> None:
                 super().setup_dataloader()
                 paddle.rand([1]), np.random.rand(), random.random()

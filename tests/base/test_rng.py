@@ -16,6 +16,7 @@ from tiny import Notes, Points, Tiny, same_bits, trained
 
 from expbase import on
 from expbase.base import rng
+from expbase.extras.all_events import AllEvents
 
 
 def draws() -> list[Any]:
@@ -102,12 +103,12 @@ class InListener(Watching):
         draws()
 
 
-class InFetch(Watching):
+class InFetch(AllEvents, Watching):
     def on_fetch_data_end(self) -> None:
         draws()
 
 
-class InValidation(Watching):
+class InValidation(AllEvents, Watching):
     def valid(self) -> dict[str, float]:
         results = super().valid()
         draws()
@@ -133,7 +134,7 @@ class InLoader(Watching):
         self.valid_loader = DataLoader(Drawing(10), batch_size=3)
 
 
-class InSetup(Watching):
+class InSetup(AllEvents, Watching):
     def on_setup_end(self) -> None:
         draws()
 

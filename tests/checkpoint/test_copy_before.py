@@ -22,12 +22,13 @@ from expbase.checkpoint import storage
 from expbase.checkpoint.best import best_of
 from expbase.checkpoint.model_files import read_weights
 from expbase.engine.evaluation import Evaluation
+from expbase.extras.all_events import AllEvents
 
 EVERY_FOURTH: dict[str, Any] = {"max_iteration": 8, "valid_interval": 4, "save_interval": 100}
 CODES = {"SIGTERM": 143, "time limit": 124, "STOP": 0, "exception": 1}
 
 
-class Swapping(Tiny):
+class Swapping(AllEvents, Tiny):
     """Validates with averages, which stand in the model meanwhile; something happens once in it."""
 
     cause = ""  # what happens in the second batch of the validation of this iteration

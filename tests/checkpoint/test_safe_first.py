@@ -17,14 +17,19 @@ from tiny import Notes, Tiny, curve, run_script, same_bits, trained, validations
 
 from expbase import Config, on
 from expbase.checkpoint import layout
+<<<<<<< HEAD
 from expbase.checkpoint.layout import NonFiniteError
+=======
+from expbase.extras.all_events import AllEvents
+from expbase.record.meter import NonFiniteError
+>>>>>>> h2
 
 
 class Broken(Exception):
     """What a test breaks an experiment with."""
 
 
-class Eventful(Tiny):
+class Eventful(AllEvents, Tiny):
     """Everything that follows a checkpoint changes the state and draws random numbers."""
 
     breaks_at: tuple[str, int] = ("", 0)  # a place and an iteration
@@ -244,9 +249,10 @@ FAILING = """
 import os
 import paddle
 from expbase import main
+from expbase.extras.all_events import AllEvents
 from tiny import Tiny
 
-class Failing(Tiny):
+class Failing(AllEvents, Tiny):
     def on_evaluate_begin(self):
         self.kept = [p.clone() for p in self.model.parameters()]
         for p in self.model.parameters():

@@ -431,8 +431,9 @@ def test_ten_iterations_are_profiled_and_the_bits_are_those_without(tmp_path: Pa
 DOMAINS = """
 import domains
 from expbase import main
+from expbase.extras.all_events import AllEvents
 
-class Counted(domains.Domains):
+class Counted(AllEvents, domains.Domains):
     def on_valid_batch_end(self, batch, indices):
         with open(f"batches-{self.rank}", "a") as file:
             print(len(batch[1]), file=file)

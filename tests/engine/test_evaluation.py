@@ -16,6 +16,7 @@ from paddle.io import DataLoader
 from tiny import Facts, Notes, Points, Tiny, curve, make, metrics, run_of, same_bits, trained
 
 from expbase import on
+from expbase.extras.all_events import AllEvents
 
 # --- validation by passes ----------------------------------------------------------------------
 
@@ -204,7 +205,7 @@ def test_evaluate_after_the_run_gives_the_numbers_of_then_and_logs_no_curve(tmp_
     assert snapshot(tmp_path / "run") == before
 
 
-class Noting(Tiny):
+class Noting(AllEvents, Tiny):
     """Notes what its events tell about each batch and each loader."""
 
     def setup_dataloader(self) -> None:

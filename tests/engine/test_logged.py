@@ -14,6 +14,8 @@ import pytest
 from paddle.io import DataLoader, IterableDataset, TensorDataset
 from tiny import Tiny, curve, make, metrics, run_script, trained
 
+from expbase.extras.all_events import AllEvents
+
 # Of ten samples in batches of 4, 4 and 2, whose means have the mean 14.42.
 ERRORS = [3.0] * 4 + [4.54] * 4 + [35.72] * 2
 MEAN = pytest.approx(10.16)
@@ -234,7 +236,7 @@ def test_what_is_logged_without_data_gives_way_to_what_has_some(tmp_path: Path) 
 
 
 def test_a_listener_of_the_batch_weighs_it(tmp_path: Path) -> None:
-    class Listening(Tiny):
+    class Listening(AllEvents, Tiny):
         def setup_dataloader(self) -> None:
             super().setup_dataloader()
             self.valid_loader = errors()

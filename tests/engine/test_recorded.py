@@ -12,6 +12,7 @@ from tiny import Helped, Points, Tiny, curve, metrics, saved, trained, validatio
 
 from expbase.__main__ import main
 from expbase.checkpoint.best import best_of
+from expbase.extras.all_events import AllEvents
 from expbase.extras.mixins import EarlyStopping
 from expbase.tools.runs import read_run
 
@@ -19,7 +20,7 @@ VALIDATED: dict[str, Any] = {"max_iteration": 6, "valid_interval": 3, "save_inte
 
 
 def test_what_on_evaluate_end_logs_is_one_of_the_validation_s_numbers(tmp_path: Path) -> None:
-    class Late(Tiny):
+    class Late(AllEvents, Tiny):
         def on_evaluate_begin(self) -> None:
             self.log(first=1.0)
 
@@ -82,12 +83,13 @@ def test_numbers_of_a_line_that_a_later_start_writes_are_not_in_the_last_one(
 @pytest.mark.parametrize("place", ["setup_model", "on_setup_end", "terminal"])
 def test_a_number_that_cannot_count_is_an_error(tmp_path: Path, place: str) -> None:
     def method(self: Any, *args: Any) -> None:
-        getattr(Tiny, place)(self, *args)
+        getattr(super(losing, self), place)(*args)
         self.log(lost=1.0)
 
     when = "after the end" if place == "terminal" else "in setup"
+    losing: Any = type("Losing", (AllEvents, Tiny), {place: method})
     with pytest.raises(RuntimeError, match=f"log: called {when}, where it would be lost; expected"):
-        trained(type("Losing", (Tiny,), {place: method}), tmp_path, **VALIDATED)
+        trained(losing, tmp_path, **VALIDATED)
 
 
 def test_what_an_override_of_evaluate_logs_after_its_end_is_an_error(tmp_path: Path) -> None:

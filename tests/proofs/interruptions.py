@@ -31,6 +31,7 @@ from watched import Watched
 from expbase import main as run_experiment
 from expbase.checkpoint import layout, storage
 from expbase.checkpoint.best import FILE
+from expbase.extras.all_events import AllEvents
 
 PLACES = ("validation", "epoch end")
 ITERATIONS, STOP_SECONDS, LONG_SECONDS = 44, 2.0, 120.0
@@ -38,7 +39,7 @@ SAVED = 3  # save_interval
 OF_A_RUN = 5  # interruptions; then it may finish
 
 
-class Slow(Net):
+class Slow(AllEvents, Net):
     """Says where it is, and takes its time there; both places change the state."""
 
     def be(self, place: str) -> None:

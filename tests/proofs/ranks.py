@@ -42,13 +42,14 @@ from watched import Watched  # noqa: E402
 
 from expbase import Config, main  # noqa: E402
 from expbase.checkpoint import layout, storage  # noqa: E402
+from expbase.extras.all_events import AllEvents  # noqa: E402
 
 SAMPLES, VALID_SAMPLES = 154, 50
 ITERATIONS = 90
 GONE_SECONDS = 10.0
 
 
-class Seen(Net):
+class Seen(AllEvents, Net):
     """Writes down which samples each rank takes, in training and in validations."""
 
     @classmethod
@@ -64,7 +65,7 @@ class Seen(Net):
         self.train_loader = DataLoader(Augmented(SAMPLES), batch_size=size, shuffle=True)
         self.valid_loader = DataLoader(Augmented(VALID_SAMPLES), batch_size=size)
 
-    def on_train_batch_begin(self, batch: Any, indices: Any) -> None:
+    def on_batch_read(self, batch: Any, indices: Any) -> None:
         self.write_down("train", indices)
 
     def on_valid_batch_end(self, batch: Any, indices: Any) -> None:

@@ -17,6 +17,7 @@ import paddle
 from paddle.io import BatchSampler, DataLoader, Dataset, DistributedBatchSampler, IterableDataset
 from tiny import Notes, Tiny
 from expbase import main
+from expbase.extras.all_events import AllEvents
 from expbase.extras.prediction import Prediction
 
 
@@ -89,7 +90,7 @@ class Stored:
         return next(self.batches)
 
 
-class Probe(Prediction, Tiny):
+class Probe(AllEvents, Prediction, Tiny):
     def setup_dataloader(self):
         super().setup_dataloader()
         data = self.train_loader.dataset
@@ -103,7 +104,7 @@ class Probe(Prediction, Tiny):
         self.first = Notes([zlib.crc32(weights), *draws])
         self.seen = Notes()
 
-    def on_train_batch_begin(self, batch, indices):
+    def on_batch_read(self, batch, indices):
         self.seen.append(indices)
 
     def valid(self):

@@ -20,6 +20,7 @@ from paddle.io import DataLoader
 from tiny import Points, Tiny, curve, make, metrics, run_script, same_bits, trained
 
 from expbase.base.arrays import parse
+from expbase.extras.all_events import AllEvents
 from expbase.ranks import alike, collectives, store
 
 # Writes what each rank saw into its own file, beside the run.
@@ -33,13 +34,14 @@ from expbase.ranks import collectives, store
 from expbase import main, rank_zero_only
 from expbase.ranks.alike import check_alike
 from expbase.checkpoint import rank_state as local
+from expbase.extras.all_events import AllEvents
 from expbase.data.loaders import Shard, adapt_loader
 from paddle.io import BatchSampler, DataLoader
 
 broadcast = local._broadcast
 
 
-class Probe(Tiny):
+class Probe(AllEvents, Tiny):
     odd = None
 
     def setup_model(self):
@@ -59,7 +61,7 @@ class Probe(Tiny):
     def on_fetch_data_begin(self):
         time.sleep(0.02 * self.rank)
 
-    def on_train_batch_begin(self, batch, indices):
+    def on_batch_read(self, batch, indices):
         self.seen = Notes([*getattr(self, "seen", []), indices])
 
     def sharding(self, step):
@@ -379,7 +381,7 @@ def test_nprocs_gives_the_bits_of_the_launcher_and_continues_its_run(
 def test_another_number_of_ranks_continues_the_same_order_and_says_so(
     launched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Single(Tiny):
+    class Single(AllEvents, Tiny):
         read: list[Any] = []  # noqa: RUF012
 
         def setup_model(self) -> None:
@@ -387,7 +389,7 @@ def test_another_number_of_ranks_continues_the_same_order_and_says_so(
             self.alone = paddle.nn.Linear(1, 1)
             self.own = paddle.optimizer.SGD(0.1, parameters=self.alone.parameters())
 
-        def on_train_batch_begin(self, batch: Any, indices: Any) -> None:
+        def on_batch_read(self, batch: Any, indices: Any) -> None:
             self.read.append(indices)
 
     path = {"checkpoint_path": str(launched / "checkpoints/step-00000004")}
