@@ -66,13 +66,9 @@ def with_mixins(experiment: type[T]) -> type[T]:
 
 
 @functools.lru_cache  # what an experiment notes on type(self) is there for the next one
-<<<<<<< HEAD
-def _made(experiment: Any, bases: tuple[type, ...]) -> Any:
-=======
 def _made(bases: tuple[type, ...], place: int) -> Any:
     """Returns a class of these bases, of which the one at a place is the user's."""
     experiment = bases[place]
->>>>>>> h2
     names = {name: getattr(experiment, name) for name in ("__module__", "__qualname__", "__doc__")}
     return type(experiment.__name__, bases, {**names, _WITHIN: experiment})
 

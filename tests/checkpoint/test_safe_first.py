@@ -17,12 +17,8 @@ from tiny import Notes, Tiny, curve, run_script, same_bits, trained, validations
 
 from expbase import Config, on
 from expbase.checkpoint import layout
-<<<<<<< HEAD
 from expbase.checkpoint.layout import NonFiniteError
-=======
 from expbase.extras.all_events import AllEvents
-from expbase.record.meter import NonFiniteError
->>>>>>> h2
 
 
 class Broken(Exception):

@@ -34,10 +34,7 @@ from expbase import (
 )
 from expbase.checkpoint.layout import CheckpointError
 from expbase.config import load_yaml
-<<<<<<< HEAD
-=======
 from expbase.events import EVENTS, OF_MIXINS
->>>>>>> h2
 from expbase.extras.mixins import EarlyStopping
 
 
@@ -479,12 +476,7 @@ def test_the_events_and_keys_in_the_table_of_a_trainer_are_there(page: str) -> N
     events = {*re.findall(r"\bon_\w+", here)}
     keys = {*re.findall(r"training\.(\w+)", here)}
     assert min(len(events), len(keys)) > 6
-<<<<<<< HEAD
-    page = (FOLDER.parent / "events.md").read_text(encoding="utf-8")
-    assert events <= {*re.findall(r"on_\w+", page)}
-=======
     assert events <= {*EVENTS, *OF_MIXINS}
->>>>>>> h2
     assert keys <= {*get_default_training_config()}
 
 

@@ -305,13 +305,8 @@ def test_utterances_in_batches_by_length_have_little_padding_and_continue_exactl
     class Noting(AllEvents, recipe.Speech):  # type: ignore[misc]
         stops_at = 0
 
-<<<<<<< HEAD
         def read_batch(self) -> Any:
             frames, lengths, labels = super().read_batch()
-=======
-        def on_batch_read(self, batch: Any, indices: Any) -> None:
-            frames, lengths, _ = batch
->>>>>>> h2
             shapes.append((frames.shape[0] * frames.shape[1], int(lengths.sum())))
             return frames, lengths, labels
 
@@ -410,17 +405,11 @@ def test_another_batch_size_goes_on_with_what_the_epoch_has_not_had_and_more_dat
 ) -> None:
     seen: list[tuple[int, int]] = []
 
-<<<<<<< HEAD
     class Noting(experiment_of("mid_run")):  # type: ignore[misc]
         def read_batch(self) -> Any:
             batch = super().read_batch()
             seen.extend((self.epoch, index) for index in self.internals.batch_indices)
             return batch
-=======
-    class Noting(AllEvents, experiment_of("mid_run")):  # type: ignore[misc]
-        def on_batch_read(self, batch: Any, indices: Any) -> None:
-            seen.extend((self.epoch, index) for index in indices)
->>>>>>> h2
 
     run(Noting, tmp_path, "data.num_samples=100", "training.max_iteration=3")
     words = ["data.num_samples=100", "data.batch_size=30", "optim.lr=0.5"]
