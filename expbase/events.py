@@ -83,8 +83,7 @@ class Events:
 
         `self.internals.stepping` has the optimizers that step.
 
-            for parameter in self.model.parameters():
-                parameter.grad.clip_(-1.0, 1.0)
+            paddle.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         """
 
     def on_train_batch_end(self) -> None:
@@ -102,7 +101,8 @@ class Events:
     def on_evaluate_end(self, results: Mapping[str, float]) -> None:
         """After valid, still in eval mode.
 
-            results["f1"] = 2 * results["precision"] * results["recall"] / …  # counts, too
+            precision, recall = results["precision"], results["recall"]
+            results["f1"] = 2 * precision * recall / (precision + recall)
 
         Args:
             results: Those of rank 0. Changes to them count and are written, so make the same ones
