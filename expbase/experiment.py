@@ -59,6 +59,8 @@ class ExperimentBase(Events):
     After a failure or a signal come on_exception(), on_train_end(), close() and terminal().
 
     You write setup_dataloader, setup_model, train_batch and, if there is a valid_loader, valid.
+    They set train_loader, valid_loader and test_loader, and model and optimizer or layers and
+    optimizers of any names; visualizer is there for pictures and curves of yours.
     prepare, startup, terminal and the events (events.py; more of them come with the mixin
     AllEvents) do nothing until you override them. train may be written anew. Every other method
     may be overridden, too, and then calls super().

@@ -484,7 +484,10 @@ def test_what_needs_valid_names_it(tmp_path: Path) -> None:
     make(Unmeasured, tmp_path / "run", {"export": "last"})  # which needs none
     exp = make(Unmeasured, tmp_path / "other")
     exp.setup()
-    with exp.closing(), pytest.raises(TypeError, match=r"^evaluate: calls valid, and Unmeasured"):
+    with (
+        exp.internals.closing(),
+        pytest.raises(TypeError, match=r"^evaluate: calls valid, and Unmeasured"),
+    ):
         exp.evaluate()
 
 

@@ -1,11 +1,13 @@
-"""The door to the parts of a run, for who writes a mixin or a tool: `self.internals`.
+"""The door to the parts of a run, for authors of mixins and tools: `self.internals`.
 
-A training script needs none of it. What stands here may be read and called; nothing is set here.
+A training script needs none of it, but for a loop without run() (closing) and for what is drawn in
+eval mode outside of valid (evaluating). Here a mixin that evaluates with other weights:
 
-    class Noted(ExperimentBase):
-        def train_batch(self):
-            super().train_batch()
-            if self.internals.grad_scaler is None: ...
+    class Averaged(ExperimentBase):
+        def check_setup(self):
+            self.averages = WeightAverages(self.unwrap(self.model))
+            self.internals.surround_phases(self.averages.applied)
+            super().check_setup()
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class Verified(ExperimentBase):
             batches = training.accumulation_steps * max(training.shares, 1)
             training.max_epoch = training.max_iteration * batches
         if users_class(type(self)).valid is ExperimentBase.valid:
-            training.valid_interval = 0
+            training.valid_interval = training.valid_every_epoch = 0
             if plan["kill"] == "inside a validation":
                 plan["kill"] = "at a random moment"
         super().__init__(config, argparse.Namespace(**{**vars(args), "device": "cpu"}))
