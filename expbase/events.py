@@ -1,8 +1,8 @@
 """The events of an experiment: methods to override, and listeners beside them.
 
 The overridden method is called first, then the listeners, those of base classes first, in the order
-of their definition. An event without an override or a listener costs nothing. What is an event of a
-class, its bases of expbase say: Events, and mixins that declare more (`events_of`).
+of their definition. An event without an override or a listener costs nothing. A class has the
+events that its bases in expbase declare: Events, and mixins with more of them (`events_of`).
 
     def on_train_epoch_end(self): ...                # an event, overridden
 
@@ -27,16 +27,21 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Events:
-    """The points at which every experiment can act; override a method, or listen to it by @on.
+    """The points at which every experiment can act. Override a method; `on_…` may be listened to.
 
     In setup: prepare first, startup after setup_model. Then on_load_checkpoint if there is a
     checkpoint, and on_train_begin. An epoch begins with on_train_epoch_begin; an update has
     on_train_batch_begin, in step_optimizers on_before_optimizers_step, and on_train_batch_end.
     What is due after it follows in this order: on_log, on_save_checkpoint, on_evaluate_end,
-    on_train_epoch_end. on_train_end and terminal are last; after a failure or a signal
-    on_exception comes before them. All are called on every rank, but for on_checkpoint_written.
+    on_train_epoch_end; then a validation of the epoch. on_train_end and terminal are last, and
+    after a failure or a signal in training on_exception comes before them. All are called on every
+    rank, but for on_checkpoint_written, and on_exception where one rank alone fails.
 
-    More of them come with the mixins AllEvents and Prediction of expbase.extras.
+    With the mixin AllEvents come on_setup_begin, on_setup_end, on_fetch_data_begin,
+    on_fetch_data_end, on_batch_read, on_before_backward, on_after_backward,
+    on_after_optimizers_step, on_before_zero_grad, on_after_zero_grad, on_evaluate_begin,
+    on_valid_batch_end, on_save_model and on_load_model; with Prediction on_predict_begin,
+    on_predict_batch_end and on_predict_end.
     """
 
     __signature__: inspect.Signature
@@ -105,8 +110,8 @@ class Events:
             results["f1"] = 2 * precision * recall / (precision + recall)
 
         Args:
-            results: Those of rank 0. Changes to them count and are written, so make the same ones
-                on every rank.
+            results: The means over all ranks of what was logged, and what valid returned on rank 0.
+                Changes to them count and are written, so make the same ones on every rank.
         """
 
     # State

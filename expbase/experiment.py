@@ -1,9 +1,9 @@
 """ExperimentBase: what you write, call and override.
 
-You write four methods, and may override the others. Your model, your loss and your batch are not
+You write three methods, and a fourth to validate. Your model, your loss and your batch are not
 known here: forward, backward, step and schedule are in your `train_batch`, and nothing is moved,
 wrapped, cast or stepped unless you call the method for it. The events are in events.py, the keys of
-the config in defaults.py, the life of a run in engine/run.py, and its loop in engine/loop.py.
+the config in config.py, the life of a run in engine/run.py, and its loop in engine/loop.py.
 """
 
 from __future__ import annotations
@@ -38,39 +38,42 @@ _NONE_AT_FIRST = ("model", "optimizer", "train_loader", "valid_loader", "test_lo
 
 
 class ExperimentBase(Events):
-    """One start of a run: you write four methods, and it does what surrounds them.
+    """One start of a run: you write three methods or four, and it does what surrounds them.
 
     `main(Experiment)` makes one from the command line, sets it up and runs it. A script or a
     notebook may do that by itself:
 
-        args = argparse.Namespace(output="runs/line")   # or default_argument_parser().parse_args()
-        exp = Line(Line.default_config(), args)
+        args = argparse.Namespace(output="runs/first")   # or default_argument_parser().parse_args()
+        exp = Experiment(Experiment.default_config(), args)
         exp.setup()
         exp.run()
 
-    This is called, in this order; the methods are written with ():
+    What is called, in this order. Names with () are methods, which you may override:
 
         setup   prepare(), the device, init_parallel() with several processes, setup_output_dir(),
                 dump_config(), setup_visualizer(), setup_logger(), setup_checkpointer(), the seed,
                 setup_dataloader(), setup_model(), startup(), check_setup()
-        run     resume_or_load(), on_train_begin(), train(), on_train_end(), close(), terminal()
+        run     resume_or_load(), on_train_begin(), train(), on_train_end(), close(), which calls
+                terminal() first
         train   while going_on(): train_batch(), end_iteration(), which logs, saves and validates
 
-    After a failure or a signal come on_exception(), on_train_end(), close() and terminal().
+    After a failure or a signal in training on_exception() comes, and then on_train_end() and
+    close(); after a failure in setup close() alone.
 
-    You write setup_dataloader, setup_model, train_batch and, if there is a valid_loader, valid.
-    They set train_loader, valid_loader and test_loader, and model and optimizer or layers and
-    optimizers of any names; visualizer is there for pictures and curves of yours.
-    prepare, startup, terminal and the events (events.py; more of them come with the mixin
-    AllEvents) do nothing until you override them. train may be written anew. Every other method
-    may be overridden, too, and then calls super().
+    Write setup_dataloader, setup_model and train_batch; add valid to validate. prepare, startup,
+    terminal and the events do nothing until you override them; on_setup_begin and others come with
+    the mixins AllEvents and Prediction. train may be written anew. Every other method does
+    something here, so an override calls super().
 
-    With several processes each rank runs all of this. All of them must call evaluate, save,
-    load_checkpoint, average and gather. With `training.shares: 8` each update is made of 8 batches
-    however many processes there are, and has the same bits on any number of them.
+    With several processes each rank runs all of this. Call no method under `if self.rank == 0`:
+    those that write a file do so on rank 0 alone, and the other ranks wait for it. With
+    `training.shares: 8` an update is made of 8 batches, 8 / world_size on each process, and 1, 2, 4
+    or 8 processes give the same bits.
 
     Args:
-        config: With a section `training`; what is missing in it gets its default.
+        config: default_config() of the class, changed as you like. Its section `training` has at
+            least max_epoch, or max_iteration, valid_interval and save_interval; the other keys of
+            it get their defaults.
         args: The options of the command line, as far as they are there: `output` (by default
             `runs/` and the name of the class), `device`, `checkpoint_path`, `init_model_path`,
             `fresh`, `force`, `evaluate` and `export`; `--help` of a script explains them.
@@ -81,7 +84,9 @@ class ExperimentBase(Events):
     """
 
     model: Any
-    """The paddle.nn.Layer that training makes better; of several, one. None until you set it."""
+    """The paddle.nn.Layer to train; of several, the one that save_model and export take by default.
+    As the attributes below it is None until you set it.
+    """
     optimizer: Any
     """Its paddle.optimizer.Optimizer. Other layers and optimizers may have any names."""
     train_loader: DataLoader | Any
@@ -93,24 +98,13 @@ class ExperimentBase(Events):
     visualizer: Visualizer
     """Writes curves, images, audio and texts for VisualDL, on rank 0 alone."""
 
-    def __new__(cls: type[E], *args: Any, **options: Any) -> E:
-        check_arguments(cls, args, options)
-        return super().__new__(with_mixins(cls))  # within --smoke or verify: those of the tool
-
     def __init__(self, config: Mapping[str, Any], args: argparse.Namespace) -> None:
         for name in _NONE_AT_FIRST:
-            if not hasattr(type(self), name) and name not in vars(self):  # by then it may be there
+            # A class or its __init__ may have set it already.
+            if not hasattr(type(self), name) and name not in vars(self):
                 setattr(self, name, None)
         self.__run = Run(self, Start.of(type(self), ExperimentBase, config, args))
         self.visualizer = Visualizer(None)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        check_attribute(ExperimentBase, name, value)
-        if name in _NONE_AT_FIRST and vars(self).get(name, self) is None:
-            del vars(self)[name]  # state has the name under which the user has set it first
-        super().__setattr__(name, value)
-
-    __getattr__ = raise_no_attribute  # not a method: to a type checker all would be there
 
     @property
     def config(self) -> Config:
@@ -124,10 +118,10 @@ class ExperimentBase(Events):
 
     @property
     def iteration(self) -> int:
-        """Updates that are done; within train_batch the number of the one under way, from 1 on.
+        """Updates that are done; from on_train_batch_begin on the number of the present one.
 
-        The loop counts. Only startup may set it, to begin at another number; a checkpoint that is
-        restored has its own.
+        The loop counts, and the first update has the number 1. To begin at another number set it
+        before training, in startup; a checkpoint that is restored has its own.
         """
         return self.__run.loop.iteration
 
@@ -137,7 +131,7 @@ class ExperimentBase(Events):
 
     @property
     def epoch(self) -> int:
-        """Passes over the training data that have begun; only startup may set it, as iteration."""
+        """Passes over the training data that have begun; may be set as iteration may."""
         return self.__run.loop.epoch
 
     @epoch.setter
@@ -153,8 +147,8 @@ class ExperimentBase(Events):
     def total_iterations(self) -> int | None:
         """The iteration at which the config ends this run, by max_iteration or max_epoch.
 
-        None if nobody knows: the loader has no length, or is not set up yet. Accumulation, shares
-        and ranks are counted as the loop counts them.
+        None if nobody knows: max_epoch ends the run, and the loader has no length or is not set up
+        yet. Accumulation, shares and ranks are counted as the loop counts them.
 
             schedule = paddle.optimizer.lr.CosineAnnealingDecay(0.1, self.total_iterations)
         """
@@ -162,7 +156,11 @@ class ExperimentBase(Events):
 
     @property
     def finished(self) -> bool:
-        """Whether training came to its end, by the config or by stop(), and was not interrupted."""
+        """Whether training came to its end, by the config or by stop().
+
+        False after a signal, a time limit, a failure or a file named STOP: the same command trains
+        on then.
+        """
         return self.__run.loop.has_finished
 
     @property
@@ -173,8 +171,8 @@ class ExperimentBase(Events):
         one that has failed.
 
             "finished"                       as far as the config asks
-            "stopped: it is good enough"     stop("it is good enough"); also "a file named STOP" and
-                                             "train() returned"
+            "stopped: it is good enough"     stop("it is good enough"); also "train() returned", and
+                                             "a file named STOP", after which finished is False
             "time limit: training.time_limit_seconds"
             "signal: SIGINT"                 Ctrl-C; also SIGTERM, SIGUSR1 and SIGHUP
             "failed: ValueError('broken')"   an exception
@@ -222,8 +220,8 @@ class ExperimentBase(Events):
         """Sets self.train_loader, and self.valid_loader if there is something to validate.
 
         A paddle.io.DataLoader, whose order and random numbers follow from training.seed, or any
-        iterable of batches. With several processes a DataLoader is split over them. An experiment
-        that makes its own data sets none, and has no epochs.
+        iterable of batches. With several processes a DataLoader is split over them. Leave
+        train_loader None if train_batch makes its own data; then there are no epochs.
         """
         raise NotImplementedError
 
@@ -298,9 +296,10 @@ class ExperimentBase(Events):
         self.__run.setup()
 
     def run(self) -> None:
-        """Trains from wherever the state is to the end, or does --evaluate or --export; closes.
+        """Begins or continues, trains to the end, and closes; or does --evaluate or --export alone.
 
-        After stop(), or a file named STOP in output_dir, it returns as at the end.
+        It also returns after stop(), which ends the run, and after a file named STOP in output_dir,
+        from which the same command continues.
 
         Raises:
             Exception: What training has raised, when everything is closed.
@@ -322,7 +321,7 @@ class ExperimentBase(Events):
         self.__run.close()
 
     def init_parallel(self) -> None:
-        """Connects the processes when all are there; if one fails later, all end."""
+        """Waits for all processes and connects them; from then on a failure of one ends all."""
         self.__run.watch_ranks()
         collectives.init_parallel(paddle.device.get_device())
 
@@ -399,8 +398,8 @@ class ExperimentBase(Events):
 
         Args:
             names: Attributes, `"mean"`, or paths from one, `"model.scale"`.
-            by_share: Whether each micro-batch of an update has a value of its own, as the hidden
-                state of a recurrent net; for training.shares.
+            by_share: With training.shares: whether each micro-batch of an update keeps a value of
+                its own, as the hidden state of a recurrent net.
 
         Raises:
             AttributeError: Nothing of that name exists yet.
@@ -409,7 +408,7 @@ class ExperimentBase(Events):
         self.__run.state.register(names, apart=by_share and self.__run.update.ranks_repeat)
 
     def exclude_from_state(self, *names: str) -> None:
-        """Leaves attributes out of the checkpoints: a resumed run has what setup makes of them.
+        """Leaves attributes out of the checkpoints: a resumed run has them as setup makes them.
 
             self.exclude_from_state("judge", "model.cache")     # a frozen net, a cache
 
@@ -427,7 +426,7 @@ class ExperimentBase(Events):
     def train(self) -> None:
         """Runs the loop; override it to write your own.
 
-        Call going_on() before each update and end_iteration() after it: they log, validate, save
+        Call going_on() before each update and end_iteration() after it: they log, save, validate
         and hear signals. A train that returns before the end is a stop(): the run is saved and has
         finished.
         """
@@ -475,9 +474,9 @@ class ExperimentBase(Events):
     def micro_batches(self) -> Iterator[Any]:
         """Yields the batches of one update: gradients are added up over them.
 
-        They are training.accumulation_steps batches; with training.shares this rank's part of
-        them. An epoch may end between two. The loop has to run to its end, at which gradients are
-        averaged over the ranks.
+        They are training.accumulation_steps batches; with training.shares, shares / world_size. An
+        epoch may end between two. Let the loop run to its end: by then gradients are averaged over
+        the ranks.
 
             for x, y in self.micro_batches():
                 loss = paddle.nn.functional.mse_loss(self.model(x), y)
@@ -495,7 +494,7 @@ class ExperimentBase(Events):
         return self.__run.update.micro_batches(self.read_batch, self.iteration)
 
     def backward(self, loss: Any) -> None:
-        """Adds the gradients of a loss: loss.backward(), divided by the number of micro-batches.
+        """Adds the gradients of a loss: loss.backward(), divided for a mean over micro-batches.
 
         A paddle.amp.GradScaler that is an attribute of the experiment scales the loss. Where you
         call loss.backward() yourself in a loop over micro_batches, divide the loss by
@@ -527,14 +526,14 @@ class ExperimentBase(Events):
             self.log(loss=loss, accuracy=right / len(labels))
 
         In train_batch: every training.log_interval iterations there is one line with their means
-        since the last line. They are rank 0's.
+        since the last line. They are rank 0's; with training.shares of all ranks.
 
         In valid: the result is the mean over all samples of all ranks.
 
             in a loop over valid_batches()     counts for the samples of the batch
             after the loop                     counts for the samples that this rank has read
-            samples that nobody can count      a batch counts as 1: a ready-made one
-                                               (batch_size=None), or one without a tensor
+            a batch of unknown size            counts as 1: ready-made (batch_size=None), or
+                                               without a tensor
 
         For a mean over tokens, frames or pixels call average().
 
@@ -553,8 +552,9 @@ class ExperimentBase(Events):
         scalars |= named_scalars(mapping, misplaced)
         if self.__run.evaluation.phase == "train":
             self.__run.life.need_training("log")
-        repeats = self.__run.update.repeats_rank_zero
-        self.__run.evaluation.log(self.iteration, scalars, repeats_rank_zero=repeats)
+            self.__run.loop.log(scalars)
+        else:
+            self.__run.evaluation.log(self.iteration, scalars)
 
     def stop(self, reason: str = "stop() was called", *, on_all_ranks: bool = False) -> None:
         """Ends training after an iteration, with a checkpoint; the run has finished then.
@@ -566,9 +566,9 @@ class ExperimentBase(Events):
 
         Args:
             reason: For the log, the ledger and end_reason.
-            on_all_ranks: Whether all ranks call it in the same iteration, which is the last one
-                then. Else one rank is enough, and within a second all agree on a last iteration;
-                with one process it is the present one.
+            on_all_ranks: True: all ranks call it in this iteration, which is the last one. False:
+                any rank is enough, and the others follow within a second; with one process this
+                iteration is the last one.
         """
         self.__run.stop.add(StopReason.CALL, str(reason), on_all_ranks=on_all_ranks)
 
@@ -642,8 +642,8 @@ class ExperimentBase(Events):
             value: Anything that pickle takes; tensors as numpy arrays.
 
         Returns:
-            The values in the order of the ranks, the same list on each. With training.shares, in a
-            validation, it has one: every rank has read all samples.
+            The values in the order of the ranks, the same list on each. With training.shares a
+            validation gives a list of one, since all ranks read the same data.
         """
         return self.__run.evaluation.gather(value, "self.gather()")
 
@@ -674,14 +674,15 @@ class ExperimentBase(Events):
     def load_checkpoint(self, which: str, *, run: str | Path | None = None) -> None:
         """Loads the state of a checkpoint when training is over, for a final test (see evaluate).
 
-        Iteration and epoch stay as they are, and save() is refused afterwards.
+        Iteration and epoch stay as they are, and save() is refused afterwards. A script that does
+        not train may call it right after setup(): then they are the checkpoint's.
 
         Args:
             which: "best" (by training.monitor), "last", or the number of an iteration.
             run: The directory of another run, or of one checkpoint; by default this run's.
 
         Raises:
-            RuntimeError: Called before the end of training.
+            RuntimeError: Training is under way, or has only been restored.
             CheckpointError: There is no such checkpoint, or it does not fit the experiment.
         """
         resume.load_checkpoint(self.__run, which, run)
@@ -714,8 +715,8 @@ class ExperimentBase(Events):
         Args:
             path: A file of weights, a folder with one, a run's directory (its newest checkpoint),
                 `RUN/best` or `RUN/400`.
-            into: The attribute that is the layer to fill: for a file of one model, if there are
-                several layers and none is called `model`.
+            into: The name of the layer to fill. It is needed only for a file of one model, if there
+                are several layers and none is called `model`.
             partial: Whether weights may be missing, left over, or of another shape.
             rename: From a name in the file to the name here: a mapping, in which names that stay
                 may be left out, or a function.
@@ -749,3 +750,18 @@ class ExperimentBase(Events):
         with self.__run.evaluation.begin("predict", self.iteration, layers=[layer]):
             model_files.export(Path(path), layer, spec)
         self.logger.info("exported %s", path)
+
+    # --- what surrounds the attributes -----------------------------------------------------
+
+    def __new__(cls: type[E], *args: Any, **options: Any) -> E:
+        check_arguments(cls, args, options)
+        return super().__new__(with_mixins(cls))  # those of AllEvents, of --smoke, of verify
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        check_attribute(ExperimentBase, name, value)
+        if name in _NONE_AT_FIRST and vars(self).get(name, self) is None:
+            del vars(self)[name]  # state has the name under which the user has set it first
+        super().__setattr__(name, value)
+
+    # An assignment, since a type checker that sees a def would take any attribute to be there.
+    __getattr__ = raise_no_attribute

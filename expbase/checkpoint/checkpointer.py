@@ -181,7 +181,7 @@ class Checkpointer:
         """Notes what has state after setup.
 
         Raises:
-            TypeError: Nobody has called `find`.
+            TypeError: Nobody has called `find_own`.
         """
         if not self._has_looked:
             raise TypeError(

@@ -24,7 +24,7 @@ from expbase.data.read import Read, check_read, counted_twice, what_was_read
 from expbase.engine.start import Start
 from expbase.engine.stop import ValidationExit
 from expbase.ranks import alike, collectives
-from expbase.record.meter import Meter, Reading, SampleMeter, Taken, means_over
+from expbase.record.meter import Reading, SampleMeter, Taken, means_over
 from expbase.record.speed import Stopwatch
 from expbase.state.attributes import UserState
 from expbase.state.rollback import Rollback
@@ -41,7 +41,6 @@ class Evaluation:
     Args:
         state: The attributes of the experiment.
         stopwatch: Counts the time of training without these phases.
-        meter: What `log` adds to in training.
         has_all: Whether each rank has all of the data, and not a part of it.
     """
 
@@ -50,13 +49,11 @@ class Evaluation:
         start: Start,
         state: UserState,
         stopwatch: Stopwatch,
-        meter: Meter,
         *,
         has_all: bool,
     ) -> None:
         training = start.training
         self.phase = "train"
-        self._meter = meter
         self.loader: Any = None  # what evaluate was given
         self.batches_read = 0  # in all; who watches for a hang asks
         self._loops_begun = 0  # over a loader, in this call of valid()
@@ -181,7 +178,7 @@ class Evaluation:
         return first
 
     def logged_since(self) -> dict[str, float]:
-        """Returns the scalars that rank 0 has logged after valid(), on every rank."""
+        """Returns the means over all ranks of what was logged after valid(), on every rank."""
         here = self.logged.take()
         self.wait("the end of on_evaluate_end")
         return self._means_on_ranks(collectives.all_gather_object(here))[0]
@@ -213,7 +210,7 @@ class Evaluation:
         if not self._loops_begun:
             self._start.warn(
                 "valid: did not call self.valid_batches(); these are numbers of the loader "
-                "that evaluate() was given only if valid() read self.evaluated_loader."
+                "that evaluate() was given only if valid() read self.internals.evaluated_loader."
             )
 
     @contextlib.contextmanager
@@ -239,15 +236,10 @@ class Evaluation:
             before.restore()
             self.let_go(kept=self._state.everything.values())
 
-    def log(self, iteration: int, scalars: Mapping[str, Any], *, repeats_rank_zero: bool) -> None:
-        """Adds to the meter; but what a rank logs in training that only repeats rank 0's."""
-        if self.phase != "train":
-            self._say_unsized(iteration)
-            self.logged.add(iteration, scalars)
-        elif repeats_rank_zero:
-            self._meter.note_used()
-        else:
-            self._meter.add(iteration, scalars)
+    def log(self, iteration: int, scalars: Mapping[str, Any]) -> None:
+        """Notes numbers of this phase, each for the samples that it counts for."""
+        self._say_unsized(iteration)
+        self.logged.add(iteration, scalars)
 
     def _say_unsized(self, iteration: int) -> None:
         """Says, once, if batches weigh 1, whatever their size, in the means of this phase."""

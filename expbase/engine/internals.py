@@ -88,6 +88,10 @@ class Internals:
         """The number of batches that this rank has read in the epoch under way."""
         return self._data.batch_in_epoch
 
+    def turn_epoch(self) -> None:
+        """Ends an epoch that is used up, and begins the next one; read_batch does it first."""
+        self._loop.turn_epoch()
+
     # --- the update -----------------------------------------------------------------------
 
     @property
@@ -99,10 +103,6 @@ class Internals:
     def share(self) -> int:
         """Which of the num_shares batches of an update was read last, from 0 on."""
         return self._data.part_of_update(self._update.batches)[0]
-
-    def turn_epoch(self) -> None:
-        """Ends an epoch that is used up, and begins the next one; read_batch does it first."""
-        self._loop.turn_epoch()
 
     @property
     def batch_indices(self) -> list[Any] | None:

@@ -50,8 +50,8 @@ from expbase.engine.advice import (
     methods_nobody_calls,
 )
 from expbase.engine.evaluation import Evaluation
+from expbase.engine.former_names import overrides_nobody_calls
 from expbase.engine.internals import Internals
-from expbase.engine.left import overrides_nobody_calls
 from expbase.engine.life import Life, Step
 from expbase.engine.loop import Loop
 from expbase.engine.report import Report
@@ -113,9 +113,7 @@ class Run:
         # What trains.
         self.stop = self._make_stop_requests()
         self.update = Update(self.division, self.state, self.stopwatch)
-        self.evaluation = Evaluation(
-            start, self.state, self.stopwatch, metrics.meter, has_all=repeats
-        )
+        self.evaluation = Evaluation(start, self.state, self.stopwatch, has_all=repeats)
         self.loop = Loop(
             experiment,
             start,

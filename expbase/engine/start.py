@@ -21,7 +21,7 @@ import paddle
 from expbase.config import Config, ConfigError, fill_in, nearest
 from expbase.defaults import check_training, defaults_of, fill, resolved
 from expbase.engine import due
-from expbase.engine.left import LEFT, check_overrides
+from expbase.engine.former_names import FORMER, check_overrides
 from expbase.events import OF_MIXINS
 from expbase.front import users_class
 from expbase.help_text import check_system
@@ -221,8 +221,8 @@ _OF_MIXINS = {
 def raise_no_attribute(experiment: object, name: str) -> Any:
     """Raises the AttributeError of an experiment that lacks an attribute, with what to do."""
     owner = type(experiment)
-    if name in LEFT and not hasattr(owner, name):
-        what = LEFT[name]
+    if name in FORMER and not hasattr(owner, name):
+        what = FORMER[name]
     elif name in _OF_MIXINS:
         module, _, mixin = _OF_MIXINS[name].rpartition(".")
         what = (

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from tiny import Tiny, make, trained
 
+from expbase.engine.former_names import FORMER, overrides_nobody_calls
 from expbase.engine.internals import Internals
-from expbase.engine.left import LEFT, overrides_nobody_calls
 
 
 def test_a_name_that_left_says_where_it_is_now(tmp_path: Path) -> None:
     exp = make(Tiny, tmp_path)
-    for name, where in LEFT.items():
+    for name, where in FORMER.items():
         with pytest.raises(AttributeError) as caught:
             getattr(exp, name)
         assert str(caught.value) == f"'Tiny' object has no attribute {name!r}. {where}"

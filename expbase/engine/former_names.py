@@ -16,7 +16,7 @@ _BEHIND_THE_DOOR = (
     *("epochs_ended", "batch_in_epoch", "evaluated_loader", "evaluated_indices"),
     *("learning_rates", "stateful_objects", "fire", "closing", "evaluating"),
 )
-LEFT = {
+FORMER = {
     **{name: f"It is self.internals.{name} now." for name in _BEHIND_THE_DOOR},
     "load_best": 'It is self.load_checkpoint("best") now.',
     "setup_device": "--device names the device, which is in use from after prepare() on.",
@@ -52,5 +52,5 @@ def overrides_nobody_calls(experiment: type) -> Iterator[str]:
         if name in methods and not any(name in other.__code__.co_names for other in others):
             yield (
                 f"{experiment.__name__}.{name}: overrides nothing any more, and expbase does not "
-                f"call it. {LEFT[name]}"
+                f"call it. {FORMER[name]}"
             )
