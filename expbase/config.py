@@ -31,6 +31,16 @@ _GONE = {
     "training.sanity_batches": "--smoke tries a whole run, valid() included.",
     "training.overfit_batches": "Set self.train_loader to a list of the few batches.",
 }
+# Sections that a mixin adds: who has forgotten the mixin is told.
+_OF_MIXINS = {
+    section: f" The mixin {mixin} has it: `from expbase.extras.mixins import {mixin}`, and name it "
+    "before ExperimentBase."
+    for section, mixin in (
+        ("early_stopping", "EarlyStopping"),
+        ("ema", "ExponentialMovingAverage"),
+        ("clipping", "GradientClipping"),
+    )
+}
 _MOST_BYTES = 1 << 20  # of a YAML file
 
 
@@ -419,7 +429,10 @@ def _merged(config: Config, changes: Mapping[str, Any], source: str) -> Config:
         if not _takes(node, name):
             refuse_gone(key)
             known = sorted(flatten(config))
-            raise ConfigError(f"{source}: unknown key {key!r}.{did_you_mean(key, known)}")
+            hint = _OF_MIXINS.get(sections[0]) if sections else None
+            raise ConfigError(
+                f"{source}: unknown key {key!r}." + (hint or did_you_mean(key, known))
+            )
         default = node.get(name)
         if not isinstance(default, Config):
             node[name] = coerced(value, default, key, source)

@@ -122,7 +122,7 @@ def resolved(config: Config) -> Config:
     """
     copy: Config = config.clone()
     training: Any = copy.training
-    is_by_epochs = training.max_epoch > 0 and not training.max_iteration
+    is_by_epochs = training.max_epoch > 0  # whichever limit comes first
     if not training.max_iteration and not training.max_epoch:
         training.max_iteration = _LIMIT
     for what in ("valid", "save"):

@@ -254,7 +254,7 @@ def on(
         ValueError: There is no such event, or the filters contradict each other. Where a mixin of
             the event is missing, the class is a TypeError.
 
-    Source: fastNLP's `Trainer.on` and `Filter` (seed 003).
+    Source: fastNLP's `Trainer.on` and `Filter`.
     """
     _check_on(event, {"every": every, "once": once, "filter_fn": filter_fn})
     if every is not None:

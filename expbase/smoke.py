@@ -32,7 +32,6 @@ class Smoke(ExperimentBase):
     smoke_updates = 0
     smoke_is_trained = False
     smoke_did = ""
-    finished = False  # training was broken off
 
     def __init__(self, config: Mapping[str, Any], args: argparse.Namespace) -> None:
         config = fill(config)
@@ -60,6 +59,10 @@ class Smoke(ExperimentBase):
         first = FirstUpdates(self.internals.stateful_objects().optimizers)
         super().train()
         self.smoke_is_trained = True
+        internals = self.internals
+        if internals.grad_scaler is None and any(internals.learning_rates().values()):
+            for text in first.look(has_logged=True, has_read=True):
+                self.logger.warning("in %d updates %s", self.smoke_updates, text)
         if not steps_by_epochs(type(self)):  # an epoch is too long for a trial
             for text in first.look_at_schedules(has_validated=True):
                 self.logger.warning("in %d updates %s", self.smoke_updates, text)

@@ -281,6 +281,11 @@ def test_a_misspelt_section_is_answered_with_the_right_one() -> None:
     assert re.search(r"'trainig(\.max_epoch)?'\. Did you mean 'training(\.max_epoch)?'\?", text)
 
 
+def test_a_section_of_a_mixin_that_is_not_there_names_the_mixin() -> None:
+    text = complaint(from_options, "early_stopping.patience=3")
+    assert "'early_stopping.patience'. The mixin EarlyStopping has it: `from expbase.extras" in text
+
+
 def test_a_key_like_no_other_is_answered_with_all_names() -> None:
     text = complaint(from_options, "zzz=1")
     assert "unknown key 'zzz'. Expected one of" in text
@@ -413,7 +418,7 @@ def test_a_key_with_a_dot_is_one_in_a_section(tmp_path: Path) -> None:
         ({"max_epoch": 60, "valid_interval": 1000}, (0, 60), (1000, 0), (0, 1)),
         ({"max_epoch": 60, "save_interval": 0}, (0, 60), (0, 1), (0, 0)),
         ({"max_epoch": 60, "save_every_epoch": 5}, (0, 60), (0, 1), (0, 5)),
-        ({"max_epoch": 60, "max_iteration": 7}, (7, 60), (1000, 0), (1000, 0)),
+        ({"max_epoch": 60, "max_iteration": 7}, (7, 60), (0, 1), (0, 1)),
         # A number of epochs that is given is no addition to a default.
         ({"max_iteration": 7, "valid_every_epoch": 2}, (7, 0), (0, 2), (1000, 0)),
         ({"valid_every_epoch": 2, "valid_interval": 9}, (10000, 0), (9, 2), (1000, 0)),

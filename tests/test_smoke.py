@@ -57,7 +57,7 @@ def test_an_experiment_that_works_passes_and_nothing_is_left(
     main(Tried, argv=[*ALWAYS, *words])
     shown = capfd.readouterr()
     assert shown.out.splitlines() == [
-        "finished: False max: 10000",  # schedules are as long as they will be
+        "finished: True max: 10000",  # schedules are as long as they will be
         "saved and loaded",
         "smoke test passed: 2 updates, validated, saved and loaded",
     ]

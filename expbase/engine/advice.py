@@ -10,8 +10,11 @@ import shutil
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from paddle.io import DataLoader
+
 from expbase.base.errors import add_note
 from expbase.base.on_purpose import users_line
+from expbase.config import nearest
 from expbase.data.shared_memory import SHARED_MEMORY
 from expbase.ranks import collectives
 
@@ -62,6 +65,15 @@ def explaining_missing_model(experiment: Any) -> Iterator[None]:
                 "Expected there what needs a model, an optimizer say.",
             )
         raise
+
+
+def misnamed_loaders(experiment: Any) -> Iterator[str]:
+    """Yields which attribute looks as if it were meant to be train_loader or another loader."""
+    loaders = [n for n, value in vars(experiment).items() if isinstance(value, DataLoader)]
+    for name in ("train_loader", "valid_loader", "test_loader"):
+        near = [other for other in loaders if nearest(name, [other], 0.8)]
+        if getattr(experiment, name) is None and len(near) == 1:
+            yield f"self.{near[0]} is set, and self.{name} is not; did you mean {name}?"
 
 
 def explain_schedule(error: BaseException) -> None:

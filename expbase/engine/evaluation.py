@@ -152,6 +152,8 @@ class Evaluation:
         of_all = collectives.all_gather_object((*here, read))
         returned, taken, begun, read_on_ranks = zip(*of_all, strict=True)
         alike.check_loops(begun)
+        if not any(begun):
+            self._tell_unread_loader(has_logged=any(map(any, taken)))
         self._check_read([*read_on_ranks], iteration)
         of_ranks = [
             {**means, **numbers}
@@ -205,12 +207,22 @@ class Evaluation:
             return [means_over([of_rank]) for of_rank in taken]
         return [means_over(taken)] * len(taken)
 
-    def check_loader_was_read(self) -> None:
-        """Warns if valid() has not asked for the loader that evaluate() was given."""
-        if not self._loops_begun:
+    def _tell_unread_loader(self, *, has_logged: bool) -> None:
+        """Says, once of each, that valid() has not asked for the batches of a loader that is set.
+
+        A loop over self.valid_loader itself is right on one process, if its means are valid's own.
+        """
+        is_own = self.evaluated_loader is self._state.spot("valid_loader").value
+        if self.evaluated_loader is None or (
+            is_own and not has_logged and not self._start.parallel
+        ):
+            return
+        name = self._name_of(self.evaluated_loader)
+        if self._is_first(name):
             self._start.warn(
-                "valid: did not call self.valid_batches(); these are numbers of the loader "
-                "that evaluate() was given only if valid() read self.internals.evaluated_loader."
+                f"valid: did not call self.valid_batches(), which reads {name}; a loop over a "
+                "loader of its own takes the same data whatever evaluate() is given, all of it on "
+                "each rank, and log() weighs its batches alike."
             )
 
     @contextlib.contextmanager

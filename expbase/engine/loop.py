@@ -487,8 +487,6 @@ class Loop:
             self._events.fire("on_evaluate_end", results)
             if "on_evaluate_end" in self._events.subscribed:
                 results |= evaluation.logged_since()
-            if name != "valid":
-                evaluation.check_loader_was_read()
         inspected = self._checkpointer.inspected
         # Of weights that were loaded the curve of those that are trained has no point.
         is_point = self._is_at_a_point and not (name == "valid" and inspected)

@@ -48,6 +48,7 @@ from expbase.engine.advice import (
     explaining_missing_model,
     likely_mistakes,
     methods_nobody_calls,
+    misnamed_loaders,
 )
 from expbase.engine.evaluation import Evaluation
 from expbase.engine.former_names import overrides_nobody_calls
@@ -354,6 +355,8 @@ class Run:
         """Takes the loaders that setup_dataloader has set; the ranks compare their samplers."""
         experiment = self.experiment
         start = self.start
+        for text in misnamed_loaders(experiment):
+            start.warn(text)
         if experiment.train_loader is not None:
             shard = Shard(start.training.seed, start.rank, start.world_size)
             if self.division.ranks_repeat:

@@ -1,4 +1,4 @@
-"""The events before and after methods that an experiment may override: document 003's others.
+"""The events before and after methods that an experiment may override.
 
     class Experiment(AllEvents, ExperimentBase):
         def on_batch_read(self, batch, indices): ...
@@ -11,7 +11,7 @@ experiment's surrounds it, and between the parts of a step one acts that stands 
 method must be called for its events to come; `loss.backward()` by hand calls none.
 """
 
-# Source of the events: fastNLP's Callback (seed 003).
+# Source of the events: fastNLP's Callback.
 
 from __future__ import annotations
 

@@ -231,8 +231,9 @@ class Side:
         if not load_yaml(self.directory / CONFIG)["training"]["shares"]:
             raise ValueError(
                 f"--ranks: {self._script} has training.shares=0, so the bits depend on the "
-                "number of processes; expected `-- training.shares=4`, or that in its config, and "
-                "`for batch in self.micro_batches():` in train_batch."
+                "number of processes; expected `-- training.shares=4 "
+                "training.accumulation_steps=1`, or these in its config, and `for batch in "
+                "self.micro_batches():` in train_batch."
             )
 
     def finish_with_kills(self, source: random.Random, kills: int) -> None:

@@ -50,6 +50,20 @@ def test_little_shared_memory_for_workers_is_a_likely_mistake(
     assert not [*likely_mistakes(training, loader)]
 
 
+def test_a_loader_of_almost_the_name_that_is_read_is_told(tmp_path: Path) -> None:
+    class Misnamed(Tiny):
+        def setup_dataloader(self) -> None:
+            super().setup_dataloader()
+            self.train_dataloader, self.train_loader = self.train_loader, None
+
+        def train_batch(self) -> None:
+            self.stop()
+
+    trained(Misnamed, tmp_path / "run")
+    log = (tmp_path / "run/worker_0.log").read_text()
+    assert "self.train_dataloader is set, and self.train_loader is not; did you mean" in log
+
+
 @pytest.mark.parametrize("name", ["SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"])
 def test_one_process_of_several_that_a_scheduler_started_is_told(
     monkeypatch: pytest.MonkeyPatch, name: str

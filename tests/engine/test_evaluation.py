@@ -259,20 +259,26 @@ def test_generators_on_self_that_valid_draws_from_are_not_felt_by_training(tmp_p
     same_bits(*(tmp_path / f / "checkpoints/step-00000006" for f in ("0", "1")), todo=False)
 
 
-def test_a_valid_that_does_not_read_what_evaluate_was_given_is_told(tmp_path: Path) -> None:
+def test_a_valid_that_does_not_read_the_batches_of_a_loader_is_told_once_of_each(
+    tmp_path: Path,
+) -> None:
     class Bare(Tiny):
         def valid(self) -> dict[str, float]:
-            return {"batches": float(len(list(self.valid_loader)))}
+            batches = float(len(list(self.valid_loader)))
+            if self.output_dir.name == "logged":
+                self.log(batches=batches)
+            return {"batches": batches}
 
         def on_train_end(self) -> None:
             self.evaluate()
             self.evaluate(self.valid_loader)
-            assert "did not call" not in (self.output_dir / "worker_0.log").read_text()
             self.evaluate(self.train_loader)
 
-    trained(Bare, tmp_path / "bare")
-    log = (tmp_path / "bare/worker_0.log").read_text()
-    assert log.count("valid: did not call self.valid_batches(); these are numbers of the") == 1
+    told = "valid: did not call self.valid_batches(), which reads self.%s"
+    for run, counts in (("logged", [1, 1]), ("own", [0, 1])):
+        trained(Bare, tmp_path / run)
+        log = (tmp_path / run / "worker_0.log").read_text()
+        assert [log.count(told % name) for name in ("valid_loader", "train_loader")] == counts
 
 
 def test_a_generator_that_evaluate_or_predict_is_given_is_read_once(tmp_path: Path) -> None:

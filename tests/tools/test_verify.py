@@ -303,7 +303,7 @@ def test_ranks_need_shares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert verify(tmp_path, MAIN, "--kills", "1", "--ranks", "1,2") != 0
     error = capsys.readouterr().err
     assert "has training.shares=0, so the bits depend on the number of processes; expected" in error
-    assert "expected `-- training.shares=4`, or" in error
+    assert "expected `-- training.shares=4 training.accumulation_steps=1`, or" in error
     assert "and `for batch in self.micro_batches():` in train_batch.\n" in error
 
 
