@@ -65,8 +65,8 @@ class ExperimentBase(Events):
     the mixins AllEvents and Prediction. train may be written anew. Every other method does
     something here, so an override calls super().
 
-    With several processes each rank runs all of this. Call no method under `if self.rank == 0`:
-    those that write a file do so on rank 0 alone, and the other ranks wait for it. With
+    With several processes each rank runs all of this. Do not call its methods under
+    `if self.rank == 0`: those that write a file do so on rank 0, and the other ranks wait. With
     `training.shares: 8` an update is made of 8 batches, 8 / world_size on each process, and 1, 2, 4
     or 8 processes give the same bits.
 
@@ -85,7 +85,7 @@ class ExperimentBase(Events):
 
     model: Any
     """The paddle.nn.Layer to train; of several, the one that save_model and export take by default.
-    As the attributes below it is None until you set it.
+    None until you set it, as the optimizer and the loaders are.
     """
     optimizer: Any
     """Its paddle.optimizer.Optimizer. Other layers and optimizers may have any names."""

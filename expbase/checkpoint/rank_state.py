@@ -133,7 +133,7 @@ class Gatherer:
     def _different(
         self, compared: Arrays, values: dict[str, Any], found: StatefulObjects
     ) -> tuple[set[Name], dict[str, Any]]:
-        """Returns what this rank has otherwise than rank 0."""
+        """Returns the tensors and values of this rank that differ from those of rank 0."""
         parting = self._parting
         kept, too_large = parting.known(compared.keys(), found)
         trained = set() if self._refuse else trained_names(compared, found)

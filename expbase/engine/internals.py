@@ -33,7 +33,7 @@ class Internals:
 
     Args:
         life: Returns how far the run is.
-        closing: Returns what closes the run after a block.
+        closing: Makes the context that closes the run after a block.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ class Prediction(ExperimentBase):
         """
 
     def predict_batch(self, batch: Any) -> Any:
-        """Returns what predict is to return for a batch; you write it.
+        """Computes the results of a batch for predict; you write it.
 
         Args:
             batch: As the loader yields it.

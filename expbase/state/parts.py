@@ -73,8 +73,8 @@ class StatefulObjects:
         return tensors, {name: [kind, states.get(name)] for name, kind in self._kinds().items()}
 
     def shapes(self) -> dict[str, str]:
-        """Returns what must be the same on all ranks, by name: type and shape of tensors, and the
-        class of other objects.
+        """Returns the facts that must be the same on all ranks, by name: type and shape of tensors,
+        and the class of other objects.
         """
         shapes = {f"self.{name}": kind for name, kind in self._kinds().items()}
         shapes |= {f"self.{name}": generator_kind(g) for name, g in self.generators.items()}
