@@ -16,7 +16,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -48,7 +48,7 @@ class Events:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        listeners = _listeners_of(cls)
+        listeners = listeners_of(cls)
         _check_overrides(cls, listeners)
         methods = {name for name in vars(Events) if not name.startswith("_")} | {*events_of(cls)}
         _check_siblings(cls, {*methods, "default_config", "close", *listeners})
@@ -283,73 +283,6 @@ def _check_on(event: str, conditions: Mapping[str, Any]) -> None:
             )
 
 
-class Subscribers:
-    """The methods that are called at the events of one experiment."""
-
-    def __init__(self, experiment: Events) -> None:
-        self._experiment = experiment
-        self._listeners: dict[str, list[tuple[str, Filter]]] = {}
-        self._counted: dict[str, Filter] = {}  # those with a filter, by their name in a checkpoint
-        for method, specs in _listeners_of(type(experiment)).items():
-            for spec in specs:
-                filter_ = dataclasses.replace(spec)  # each experiment counts for itself
-                self._listeners.setdefault(spec.event, []).append((method, filter_))
-                # When rank 0 has heard of a checkpoint depends on the disk, so that is no state.
-                if spec.filter_fn is not None and spec.event != "on_checkpoint_written":
-                    name = f"{method}:{spec.event}"
-                    while name in self._counted:  # two filters on one method and event
-                        name += "'"
-                    self._counted[name] = filter_
-        self.subscribed = heard_by(type(experiment))
-        # At what the user's classes act, and has not come, since a helper calls it.
-        self.waiting = {e for base in own_classes(type(experiment)) for e in _acts_at(base)}
-        self.waiting &= CALLED_BY.keys()
-
-    def fire(self, event: str, *args: Any) -> Any:
-        """Calls the event's method and its listeners; returns what the method returned."""
-        if event not in self.subscribed:
-            return None
-        self.waiting.discard(event)
-        returned = [call() for _, call in self.each(event, *args)]
-        return returned[0]
-
-    def each(self, event: str, *args: Any) -> list[tuple[str, Callable[[], Any]]]:
-        """Returns the calls that `fire` makes, with names, for a caller that continues when one
-        fails.
-        """
-        overridden = functools.partial(getattr(self._experiment, event), *args)
-        listeners = [
-            (method, functools.partial(self._call_listener, method, filter_, args))
-            for method, filter_ in self._listeners.get(event, ())
-        ]
-        return [(event, overridden), *listeners]
-
-    def _call_listener(self, method: str, filter_: Filter, args: tuple[Any, ...]) -> None:
-        if not filter_.passes(self._experiment):
-            return
-        returned = getattr(self._experiment, method)(*args)
-        if returned is not None:
-            raise TypeError(
-                f"{type(self._experiment).__name__}.{method}: a listener returned {returned!r}; "
-                "expected None. Override the event's method to return something."
-            )
-
-    def state_dict(self) -> dict[str, list[int]]:
-        """Returns the counters of each filter: how often its event happened, how often it acted."""
-        return {n: [f.num_called, f.num_executed] for n, f in self._counted.items()}
-
-    def problems(self, state: Any) -> list[str]:
-        """Returns none."""
-        return []
-
-    def load_state_dict(self, state: Mapping[str, Sequence[int]]) -> list[str]:
-        """Restores the counters; a listener that is new begins to count."""
-        for name, filter_ in self._counted.items():
-            if name in state:
-                filter_.num_called, filter_.num_executed = state[name]
-        return []
-
-
 # Events of other libraries, by a part of their names: ours, or what is here instead of them.
 _INSTEAD = {
     "sanity_check": "--smoke is that check: it tries a whole run, with all events.",
@@ -388,10 +321,10 @@ def heard_by(cls: type) -> set[str]:
     """Returns the events that a class overrides or has a listener of."""
     declared = events_of(cls)
     overridden = {name for name, ours in declared.items() if getattr(cls, name) is not ours}
-    return overridden | {spec.event for specs in _listeners_of(cls).values() for spec in specs}
+    return overridden | {spec.event for specs in listeners_of(cls).values() for spec in specs}
 
 
-def _acts_at(cls: type) -> Iterator[str]:
+def acts_at(cls: type) -> Iterator[str]:
     """Yields the events that a class overrides or has a listener of, and names of other things."""
     for name, value in vars(cls).items():
         yield name
@@ -403,7 +336,7 @@ def own_classes(cls: type) -> list[type]:
     return [base for base in cls.__mro__ if not base.__module__.startswith("expbase.")]
 
 
-def _listeners_of(cls: type) -> dict[str, tuple[Filter, ...]]:
+def listeners_of(cls: type) -> dict[str, tuple[Filter, ...]]:
     """Returns the marked methods of a class and its bases, base classes first, checked."""
     listeners: dict[str, tuple[Filter, ...]] = {}
     for base in reversed(cls.__mro__):

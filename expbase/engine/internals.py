@@ -22,8 +22,8 @@ from expbase.engine.evaluation import Evaluation
 from expbase.engine.life import Life
 from expbase.engine.loop import Loop
 from expbase.engine.start import Start
+from expbase.engine.subscribers import Subscribers
 from expbase.engine.update import StepParts, Update
-from expbase.events import Subscribers
 from expbase.state.attributes import UserState
 from expbase.state.parts import StatefulObjects
 

@@ -39,8 +39,9 @@ from expbase.engine.life import Life, Step
 from expbase.engine.report import Report
 from expbase.engine.start import Start, need_super
 from expbase.engine.stop import StopReason, StopRequests, ValidationExit, ValidationLeft
+from expbase.engine.subscribers import Subscribers
 from expbase.engine.update import Update
-from expbase.events import CALLED_BY, Subscribers
+from expbase.events import CALLED_BY
 from expbase.ranks import collectives
 from expbase.record.meter import means_over
 from expbase.record.speed import Stopwatch

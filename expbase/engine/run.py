@@ -62,8 +62,8 @@ from expbase.engine.shares.division import SharesOnRanks
 from expbase.engine.shares.states import ShareStates
 from expbase.engine.start import Start, check_valid_loader, need_super
 from expbase.engine.stop import StopRequests
+from expbase.engine.subscribers import Subscribers
 from expbase.engine.update import Accumulation, Division, Update
-from expbase.events import Subscribers
 from expbase.ranks import alike, collectives, hang
 from expbase.ranks.device import set_device
 from expbase.record import git, logs, provenance, sources
