@@ -684,7 +684,7 @@ def test_a_mistyped_option_is_named(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.long
-def test_of_a_script_without_the_guard_whose_ranks_cannot_be_forked_python_says_it(
+def test_a_script_without_the_guard_whose_ranks_cannot_be_forked_is_told_so(
     tmp_path: Path,
 ) -> None:
     script = tmp_path / "train.py"
@@ -693,8 +693,8 @@ def test_of_a_script_without_the_guard_whose_ranks_cannot_be_forked_python_says_
         "threading.Thread(target=threading.Event().wait, daemon=True).start()\nmain(Tiny)\n"
     )
     result = run_script(script, "--output", "run", "--nprocs", "2", "--device", "cpu")
-    assert result.returncode == 1
-    assert "if __name__ == '__main__':" in result.stderr
+    assert result.returncode == 78
+    assert 'expected `if __name__ == "__main__":` before the last lines of it' in result.stderr
 
 
 def test_an_error_names_the_option_and_is_shown_once(
