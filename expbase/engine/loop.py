@@ -310,7 +310,7 @@ class Loop:
 
     def _without_validations(self, todo: list[str]) -> list[str]:
         """Returns the list as it is, unless this iteration has its validation, or there is none."""
-        if self._start.has_valid and not self._is_recorded("valid"):
+        if not todo or (self._start.has_valid and not self._is_recorded("valid")):
             return todo
         return [what for what in todo if what == END_EPOCH]
 

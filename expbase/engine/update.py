@@ -92,6 +92,8 @@ class Update:
         self.stepping: tuple[Any, ...] = ()  # the optimizers that step now
         self.batches = division.batches
         self.ranks_repeat = division.ranks_repeat
+        # Whose random numbers are drawn outside of micro-batches; all ranks may draw alike.
+        self.seed_rank = 0 if self.ranks_repeat else collectives.rank()
         self.wrappers = Wrappers(state.found)
         self._division = division
         self._state = state
@@ -104,11 +106,6 @@ class Update:
     def repeats_rank_zero(self) -> bool:
         """Whether this rank computes the same as rank 0 now."""
         return self._division.repeats_rank_zero
-
-    @property
-    def seed_rank(self) -> int:
-        """The rank that seeds what is drawn outside of micro-batches: they may all draw alike."""
-        return 0 if self.ranks_repeat else collectives.rank()
 
     def check_complete(self) -> None:
         """Raises a RuntimeError if the loop over the micro-batches was left early."""
