@@ -60,10 +60,13 @@ class ExperimentBase(Events):
     After a failure or a signal in training on_exception() comes, and then on_train_end() and
     close(); after a failure in setup close() alone.
 
-    Write setup_dataloader, setup_model and train_batch; add valid to validate. prepare, startup,
-    terminal and the events do nothing until you override them; on_setup_begin and others come with
-    the mixins AllEvents and Prediction. train may be written anew. Every other method does
-    something here, so an override calls super().
+    Write setup_dataloader, which sets train_loader, valid_loader and test_loader; setup_model,
+    which sets model and optimizer, or layers and optimizers of any names; train_batch; and valid,
+    if there is something to validate. Pictures and curves of yours go to visualizer.
+
+    prepare, startup, terminal and the events do nothing until you override them; on_setup_begin and
+    others come with the mixins AllEvents and Prediction. train may be written anew. Every other
+    method does something here, so an override calls super().
 
     With several processes each rank runs all of this. Do not call its methods under
     `if self.rank == 0`: those that write a file do so on rank 0, and the other ranks wait. With
