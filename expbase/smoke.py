@@ -3,7 +3,7 @@
 Setup, two updates, two batches of validation, a save, a load, and an export if there is an
 input_spec; cli.py gives it a temporary directory. Of the config only the intervals of logging,
 validating and saving are changed, so schedules are as long as they will be. Training counts as
-broken off: what on_train_end does `if self.finished` is not tried.
+finished, so what on_train_end does `if self.finished` is tried, too.
 """
 
 from __future__ import annotations
