@@ -123,7 +123,7 @@ def resolved(config: Config) -> Config:
     copy: Config = config.clone()
     training: Any = copy.training
     is_by_epochs = training.max_epoch > 0  # whichever limit comes first
-    if not training.max_iteration and not training.max_epoch:
+    if not (training.max_iteration or is_by_epochs):
         training.max_iteration = _LIMIT
     for what in ("valid", "save"):
         interval, every_epoch = f"{what}_interval", f"{what}_every_epoch"

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from expbase.base.objects import definer
 from expbase.config import did_you_mean, nearest
 from expbase.front import is_trial
 
@@ -310,11 +311,14 @@ def _did_you_mean(name: str) -> str:
 
 def comes_with(event: str, cls: str = "Experiment") -> str:
     """Returns a sentence that says how a class gets an event of a mixin."""
-    module, _, mixin = OF_MIXINS[event].rpartition(".")
-    return (
-        f"It comes with {mixin}: `from {module} import {mixin}`, and "
-        f"`class {cls}({mixin}, ExperimentBase)`."
-    )
+    path = OF_MIXINS[event]
+    return f"It comes with {path.rpartition('.')[2]}: {inheriting(path, cls)}"
+
+
+def inheriting(path: str, cls: str) -> str:
+    """Returns what to write so that a class has a mixin, `expbase.extras.mixins.EarlyStopping`."""
+    module, _, mixin = path.rpartition(".")
+    return f"`from {module} import {mixin}`, and `class {cls}({mixin}, ExperimentBase)`."
 
 
 def heard_by(cls: type) -> set[str]:
@@ -336,6 +340,13 @@ def own_classes(cls: type) -> list[type]:
     return [base for base in cls.__mro__ if not base.__module__.startswith("expbase.")]
 
 
+def own_methods(cls: type) -> dict[str, Any]:
+    """Returns the methods that a user has written, by name; those of a base if not overridden."""
+    values = {name: v for base in reversed(own_classes(cls)) for name, v in vars(base).items()}
+    plain = {n: v.__func__ if isinstance(v, staticmethod) else v for n, v in values.items()}
+    return {name: value for name, value in plain.items() if inspect.isfunction(value)}
+
+
 def listeners_of(cls: type) -> dict[str, tuple[Filter, ...]]:
     """Returns the marked methods of a class and its bases, base classes first, checked."""
     listeners: dict[str, tuple[Filter, ...]] = {}
@@ -351,7 +362,7 @@ def listeners_of(cls: type) -> dict[str, tuple[Filter, ...]]:
         for spec in specs:
             if spec.event not in declared:
                 raise TypeError(
-                    f"{_owner(cls, name).__name__}.{name}: {cls.__name__} has no event "
+                    f"{definer(cls, name).__name__}.{name}: {cls.__name__} has no event "
                     f"{spec.event!r}. {comes_with(spec.event, cls.__name__)}"
                 )
             _check_takes(cls, name, spec.event, declared)
@@ -362,7 +373,7 @@ def _check_overrides(cls: type, listeners: Mapping[str, Any]) -> None:
     """Raises a TypeError if a method is named like an event, and would not be called as one."""
     declared = events_of(cls)
     for name in {name for base in own_classes(cls) for name in vars(base)} - {*listeners}:
-        owner = _owner(cls, name)
+        owner = definer(cls, name)
         if not name.startswith("on_") or not inspect.isfunction(vars(owner)[name]):
             continue
         if name in declared:
@@ -379,10 +390,6 @@ def _check_overrides(cls: type, listeners: Mapping[str, Any]) -> None:
         )
 
 
-def _owner(cls: type, name: str) -> type:
-    return next(base for base in cls.__mro__ if name in vars(base))
-
-
 def _check_takes(cls: type, name: str, event: str, declared: Mapping[str, Any]) -> None:
     """Raises a TypeError if a method cannot be called as an event is."""
     method = getattr(cls, name)
@@ -397,7 +404,7 @@ def _check_takes(cls: type, name: str, event: str, declared: Mapping[str, Any]) 
                 f"on_batch_read(batch, indices). {comes_with('on_batch_read', cls.__name__)} Or "
                 "override read_batch, which returns the batch."
             )
-        raise TypeError(f"{_owner(cls, name).__name__}.{name}: {text}") from None
+        raise TypeError(f"{definer(cls, name).__name__}.{name}: {text}") from None
 
 
 def _check_siblings(cls: type, names: Iterable[str]) -> None:

@@ -155,7 +155,7 @@ class ExperimentBase(Events):
 
             schedule = paddle.optimizer.lr.CosineAnnealingDecay(0.1, self.total_iterations)
         """
-        return self.__run.loop.total_iterations
+        return self.__run.report.total_iterations
 
     @property
     def finished(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 import re
 import shutil
@@ -16,6 +15,7 @@ from expbase.base.errors import add_note
 from expbase.base.on_purpose import users_line
 from expbase.config import nearest
 from expbase.data.shared_memory import SHARED_MEMORY
+from expbase.events import own_methods
 from expbase.ranks import collectives
 
 # Where Slurm and MPI tell a process how many there are. Paddle does not look.
@@ -106,7 +106,7 @@ _OF_A_TASK = {
 
 def methods_nobody_calls(experiment: type) -> Iterator[str]:
     """Yields what to do with methods that a task of PaddleHub has, and no method here names."""
-    methods = [m for name in dir(experiment) if inspect.isfunction(m := getattr(experiment, name))]
+    methods = own_methods(experiment).values()
     named = {name for method in methods for name in method.__code__.co_names}
     for theirs, ours in _OF_A_TASK.items():
         if hasattr(experiment, theirs) and theirs not in named:

@@ -6,10 +6,9 @@ says where it is now.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 
-from expbase.events import own_classes
+from expbase.events import own_methods
 
 _BEHIND_THE_DOOR = (
     *("life", "phase", "read_only", "share", "num_shares", "stepping", "grad_scaler"),
@@ -41,12 +40,7 @@ def overrides_nobody_calls(experiment: type) -> Iterator[str]:
     Args:
         experiment: The class.
     """
-    methods = {
-        name: method
-        for base in reversed(own_classes(experiment))
-        for name, method in vars(base).items()
-        if inspect.isfunction(method)
-    }
+    methods = own_methods(experiment)
     for name in _CALLED:
         others = [method for other, method in methods.items() if other != name]
         if name in methods and not any(name in other.__code__.co_names for other in others):

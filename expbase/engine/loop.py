@@ -31,7 +31,6 @@ from expbase.engine.due import (
     due_at,
     is_last,
     is_wanted,
-    limits,
 )
 from expbase.engine.evaluation import Evaluation, check_group, check_metric
 from expbase.engine.first_updates import LOOK_AFTER, FirstUpdates, steps_by_epochs
@@ -123,13 +122,6 @@ class Loop:
     def is_last(self) -> bool:
         """Whether the config asks for no iteration after the present one."""
         return is_last(self._training, self.iteration, self.epochs_ended)
-
-    @property
-    def total_iterations(self) -> int | None:
-        """The iteration at which the config ends training; None: unknown, or not set up yet."""
-        training = self._training
-        per_epoch = self._data.adapter.updates_per_epoch(training.accumulation_steps)
-        return next((limit.updates for limit in limits(training, per_epoch)), None)
 
     @property
     def epochs_ended(self) -> int:

@@ -159,11 +159,16 @@ class Report:
 
     def _left(self, iteration: int) -> tuple[int | None, float | None]:
         """Returns iterations and seconds until the end by the config; None if nobody knows."""
-        limits = self._limits()
-        if not limits or limits[0].updates is None:
+        total = self.total_iterations
+        if total is None:
             return None, None
-        left = max(limits[0].updates - iteration, 0)
+        left = max(total - iteration, 0)
         return left, self._stopwatch.seconds_left(iteration, left)
+
+    @property
+    def total_iterations(self) -> int | None:
+        """The iteration at which the config ends training; None: unknown, or not set up yet."""
+        return next((limit.updates for limit in self._limits()), None)
 
     def _limits(self) -> list[due.Limit]:
         training = self._config.training

@@ -22,7 +22,7 @@ from expbase.config import Config, ConfigError, fill_in, nearest
 from expbase.defaults import check_training, defaults_of, fill, resolved
 from expbase.engine import due
 from expbase.engine.former_names import FORMER, check_overrides
-from expbase.events import OF_MIXINS
+from expbase.events import OF_MIXINS, inheriting
 from expbase.front import users_class
 from expbase.help_text import check_system
 from expbase.ranks import collectives
@@ -66,10 +66,6 @@ class Options:
 
     def check(self) -> None:
         """Raises a ConfigError if options exclude each other, or one has no effect."""
-        if self.output == "":  # of a shell variable that is not set
-            raise ConfigError(
-                "--output: '' given; expected the directory of the run, or no option."
-            )
         for option in _NOT_WHEN_LOOKING:
             if getattr(self, option) and self.inspected is not None:
                 raise ConfigError(
@@ -224,11 +220,8 @@ def raise_no_attribute(experiment: object, name: str) -> Any:
     if name in FORMER and not hasattr(owner, name):
         what = FORMER[name]
     elif name in _OF_MIXINS:
-        module, _, mixin = _OF_MIXINS[name].rpartition(".")
-        what = (
-            f"It is the mixin {mixin}'s: `from {module} import {mixin}`, and "
-            f"`class {owner.__name__}({mixin}, ExperimentBase)`."
-        )
+        mixin = _OF_MIXINS[name].rpartition(".")[2]
+        what = f"It is the mixin {mixin}'s: {inheriting(_OF_MIXINS[name], owner.__name__)}"
     elif name.startswith("_ExperimentBase__"):
         what = "Its __init__ must call super().__init__(config, args) first."
     else:  # Python's own error; of a property, in which another one is missing, that one is named
