@@ -24,7 +24,7 @@ import signal
 import textwrap
 import threading
 import traceback
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,7 @@ from expbase.base.errors import add_note
 from expbase.base.processes import end_with_parent, forking, signals_held, survive_signals
 from expbase.data.order import IndexBatch
 from expbase.data.shared_memory import leave_note, remove_left_files
+from expbase.data.tensors import reader_tensors_at, tensors_at, to_arrays
 
 _DEAD = "A worker of a DataLoader has died"
 # What paddle says, whatever has happened: paddle/phi/core/operators/reader/blocking_queue.h.
@@ -82,7 +83,7 @@ class Fetcher:
         # reads ahead, draws from the same generators as training does, and hangs for ever when the
         # data set raises an exception.
         dataset = _BatchDataset(self._loader)
-        place = self._loader.places[0]
+        to_tensors = tensors_at(self._loader.places[0])
         for taken, last in with_last(numbered):
             rng.seed_cpu(rng.derive(base, taken.position))
             try:
@@ -90,7 +91,7 @@ class Fetcher:
             except (Exception, SystemExit) as error:
                 add_note(error, f"{self._name}: raised {dataset.under_way(taken.indices)}")
                 raise
-            yield to_tensors(batch, place), taken, last
+            yield to_tensors(batch), taken, last
 
     def _by_workers(self, numbered: Iterator[IndexBatch], base: int) -> Items:
         # Workers are some batches ahead of training. They return batches in the order in which
@@ -104,11 +105,12 @@ class Fetcher:
         # paddle/io/dataloader/dataloader_iter.py, _DataLoaderIterMultiProcess.__init__.
         rng.seed_cpu(base)
         iterator = _started(loader)
+        to_tensors = reader_tensors_at(loader.places[0])
         last = False
         try:
             for batch, (taken, last) in zip(iterator, returned, strict=False):
                 _raise_sent(batch, self._name)
-                yield batch, taken, last
+                yield to_tensors(batch), taken, last
         except SystemError as error:
             _explain_dead_worker(error)  # before the others are ended
             raise
@@ -223,7 +225,9 @@ class _BatchDataset:
         self._samples: list[Any] = []  # of the batch under way
         # Paddle's own: all samples at once, which takes a tenth of the time.
         at_once = type(loader.dataset) is TensorDataset and self._collate is default_collate_fn
-        self._tensors = loader.dataset.tensors if at_once else None
+        self._tensors: Sequence[paddle.Tensor] = loader.dataset.tensors if at_once else ()
+        if self._tensors:
+            self._to_rows = tensors_at(self._tensors[0].place)
 
     def __getitem__(self, key: tuple[int, IndexBatch]) -> Any:
         if self.failure is not None:
@@ -240,14 +244,25 @@ class _BatchDataset:
     def batch(self, indices: Any) -> Any:
         """Makes the batch of these samples."""
         self._samples = samples = []
-        if self._tensors is not None:
+        if self._tensors:
             with contextlib.suppress(Exception):  # of a wrong index, which is found below
-                rows = paddle.to_tensor(indices)
+                rows = self._rows(indices)
                 return [paddle.index_select(tensor, rows) for tensor in self._tensors]
         for index in indices:
             samples.append(self._dataset[index])
         # With batch_size=None an item of the data set is a batch already.
         return self._collate(samples if self._makes_batches else samples[0])
+
+    def _rows(self, indices: Any) -> paddle.Tensor:
+        """Returns indices as a tensor where the data set's are."""
+        rows = np.asarray(indices)
+        if not self._tensors[0].place.is_cpu_place():
+            # A GPU's kernel reads from wherever a wrong index points to, without a word:
+            # paddle/phi/kernels/gpu/index_select_impl.h, index_select_cuda_kernel.
+            size = len(self._dataset)
+            if rows.min() < -size or rows.max() >= size:
+                raise IndexError
+        return self._to_rows(rows)
 
     def under_way(self, indices: Any) -> str:
         """Returns a text on the step that an exception has interrupted, for its note."""
@@ -337,10 +352,11 @@ def streamed_by_workers(loader: DataLoader, name: str) -> Iterator[Any]:
     hardened = _with_hardened_workers(loader, _StreamOfBatches(loader))
     hardened.batch_sampler = itertools.repeat([None])
     iterator = _started(hardened)
+    to_tensors = reader_tensors_at(loader.places[0])
     try:
         for batch in iterator:
             _raise_sent(batch, name)
-            yield batch
+            yield to_tensors(batch)
     except SystemError as error:
         _explain_dead_worker(error)  # before the others are ended
         raise
@@ -461,9 +477,9 @@ def batched_stream(loader: DataLoader, cut: int = 0) -> Iterator[Any]:
         loader: The DataLoader.
         cut: Samples that are left out at the start.
     """
-    place = loader.places[0]
+    to_tensors = tensors_at(loader.places[0])
     for batch in _StreamOfBatches(loader).batches(cut):
-        yield to_tensors(batch, place)
+        yield to_tensors(batch)
 
 
 def _collate_fn(loader: DataLoader) -> Callable[[Any], Any]:
@@ -478,50 +494,3 @@ def with_last(items: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
             yield item, False
             item = following
         yield item, True
-
-
-def to_arrays(batch: Any) -> Any:
-    """Returns the batch of a worker with arrays in the place of tensors.
-
-    Paddle makes tensors of them again. A tensor it would send in another thread, and take its
-    memory away meanwhile: the worker dies, sooner or later (paddle/io/dataloader/worker.py, and
-    _reduce_lodtensor in paddle/incubate/multiprocessing/reductions.py).
-    """
-    return _mapped(batch, _to_array)
-
-
-def _to_array(value: Any) -> Any:
-    if not isinstance(value, paddle.Tensor):
-        return value
-    if value.dtype == paddle.bfloat16:
-        raise TypeError(
-            "a tensor of bfloat16 in a worker of a DataLoader, which sends numpy arrays; expected "
-            "float32, or num_workers=0."
-        )
-    return value.numpy()
-
-
-def to_tensors(batch: Any, place: Any) -> Any:
-    """Returns a batch as paddle's DataLoader would: arrays as tensors, tuples as lists.
-
-    Args:
-        batch: Arrays, tensors and other values in lists, tuples and mappings.
-        place: The paddle place of the tensors.
-    """
-    return _mapped(batch, functools.partial(_to_tensor, place=place))
-
-
-def _to_tensor(value: Any, place: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return paddle.Tensor(value, place=place)  # paddle.to_tensor does this after more questions
-    is_elsewhere = isinstance(value, paddle.Tensor) and value.place._type() != place._type()
-    return paddle.to_tensor(value, place=place) if is_elsewhere else value
-
-
-def _mapped(batch: Any, convert: Callable[[Any], Any]) -> Any:
-    """Converts what a batch holds; its tuples become lists."""
-    if isinstance(batch, Mapping):
-        return {key: _mapped(value, convert) for key, value in batch.items()}
-    if isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):
-        return [_mapped(value, convert) for value in batch]
-    return convert(batch)
