@@ -33,10 +33,15 @@ def default_device() -> str:
 
 
 def peak_memory() -> dict[str, float]:
-    """Returns the most memory that this process has had, in GB: on the host, and on its GPU."""
+    """Returns the most memory this process has had, in GB: on the host, and on its device, if that
+    is not the CPU.
+    """
     import resource  # here: Windows has none, and is refused in words
 
     peak = {"memory_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024e-9}
-    if paddle.device.get_device().startswith("gpu"):
-        peak["gpu_memory_gb"] = paddle.device.cuda.max_memory_allocated() * 1e-9
+    _, _, number = paddle.device.get_device().partition(":")
+    if number.isdigit():
+        # What paddle.device.max_memory_allocated asks, which paddle 3.0 has for GPUs alone.
+        allocated = core.device_memory_stat_peak_value("Allocated", int(number))
+        peak["device_memory_gb"] = allocated * 1e-9
     return peak

@@ -119,6 +119,20 @@ def test_a_wrong_index_of_a_tensor_dataset_is_named(index: Any) -> None:
     assert f"raised by sample {index!r} of the data set" in said
 
 
+@pytest.mark.pretend
+@pytest.mark.parametrize("index", [6, -7])
+def test_a_wrong_index_of_a_tensor_dataset_reaches_no_kernel_that_would_not_say_so(
+    monkeypatch: pytest.MonkeyPatch, index: int
+) -> None:
+    monkeypatch.setattr(paddle, "index_select", lambda tensor, rows: tensor)  # as a GPU's may
+    loader = DataLoader(TensorDataset([paddle.arange(6)]), batch_sampler=[[-6, 5], [0, index]])
+    batches = adapted(loader).open(1)
+    next(batches)
+    with pytest.raises(Exception) as caught:  # noqa: PT011  paddle raises several
+        next(batches)
+    assert f"raised by sample {index!r} of the data set" in told(caught.value)
+
+
 def test_a_tensor_dataset_with_a_way_of_its_own_is_asked_for_each_sample() -> None:
     class Doubled(TensorDataset):
         def __getitem__(self, index: int) -> Any:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import paddle
 import pytest
-from tiny import Tiny, curve, metrics, trained
+from tiny import DEVICE, Tiny, curve, metrics, trained
 
 
 def test_a_line_holds_the_mean_of_the_window_the_rate_the_speed_and_the_time_left(
@@ -22,6 +22,17 @@ def test_a_line_holds_the_mean_of_the_window_the_rate_the_speed_and_the_time_lef
     assert {"speed/samples_per_second", "speed/data_wait", "speed/seconds_left"} <= set(line)
     assert 0.05 < line["speed/memory_gb"] < 100
     assert "speed/slowest_rank" not in line  # there is one
+
+
+@pytest.mark.device
+def test_a_line_has_the_peak_memory_of_a_device_that_is_not_the_cpu(tmp_path: Path) -> None:
+    tensor = paddle.zeros([2_500_000])
+    trained(Tiny, tmp_path, max_iteration=2, log_interval=2)
+    line = metrics(tmp_path)[0]
+    if DEVICE == "cpu":
+        assert "speed/device_memory_gb" not in line
+    else:
+        assert tensor.size * 4e-9 <= line["speed/device_memory_gb"] < 3
 
 
 @pytest.mark.parametrize("where", ["attribute", "list"])
