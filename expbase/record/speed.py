@@ -24,7 +24,7 @@ class Stopwatch:
     def start(self, iteration: int) -> None:
         """Begins to measure at an iteration, and forgets everything measured before."""
         self.data_seconds = 0.0  # spent waiting for batches
-        self.forward_seconds = 0.0  # from a batch to its first backward
+        self.forward_seconds = 0.0  # from a batch to its first backward; on a device, to queue it
         self.batches = 0  # read so far
         self.slowest: dict[str, float] = {}  # the rank that the others wait for, and its seconds
         self._read_at: float | None = None  # when the batch was read whose backward is to come
@@ -62,6 +62,7 @@ class Stopwatch:
 
         Returns:
             Seconds until the first backward, and those of them in which this rank waited for data.
+            On a device that is not the CPU what is computed is only queued in this time.
         """
         data, forward = self._asked
         self._asked = self.data_seconds, self.forward_seconds
@@ -98,6 +99,8 @@ class Stopwatch:
 
     def speed(self, iteration: int, samples_per_batch: int | None) -> dict[str, float]:
         """Returns the speed of training since the last call, by the names of the metrics.
+
+        A device that is not the CPU may compute while `data_wait` counts.
 
         Args:
             iteration: The one that has ended.

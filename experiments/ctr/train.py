@@ -69,9 +69,11 @@ class FactorizationMachine(paddle.nn.Layer):
         self.weights = paddle.nn.Embedding(NUM_IDS, 1, weight_attr=normal)
         self.factors = paddle.nn.Embedding(NUM_IDS, num_factors, weight_attr=normal)
         self.bias = self.create_parameter([1], is_bias=True)
+        # Once: to_tensor waits until a device has done all that is queued.
+        self.register_buffer("offsets", paddle.to_tensor(OFFSETS), persistable=False)
 
     def forward(self, fields):
-        ids = fields + paddle.to_tensor(OFFSETS)
+        ids = fields + self.offsets
         return interactions(self.weights(ids), self.factors(ids)) + self.bias
 
 
