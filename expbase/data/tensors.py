@@ -36,13 +36,14 @@ def tensors_at(place: Any) -> Callable[[Any], Any]:
 
 
 def reader_tensors_at(place: Any) -> Callable[[Any], Any]:
-    """Returns a function that moves a batch of paddle's reader, of worker processes, to a place.
+    """Returns a function that moves what paddle's reader of worker processes gives to a place.
 
-    On a GPU the reader leaves batches in pinned memory, and the first kernel that uses a tensor of
-    them waits for the device (paddle/phi/core/operators/reader/buffered_reader.cc, ReadAsync;
+    Its batches are in pinned memory on a GPU, and with use_buffer_reader=False on the host: the
+    first kernel that uses such a tensor would copy it, and wait for the device
+    (paddle/phi/core/operators/reader/buffered_reader.cc, ReadAsync;
     paddle/phi/api/lib/data_transform.cc, TransDataPlace).
     """
-    return _Queue(place) if _kind(place).is_gpu_place() else lambda batch: batch
+    return (lambda batch: batch) if _kind(place).is_cpu_place() else tensors_at(place)
 
 
 def _kind(place: Any) -> Any:

@@ -31,9 +31,12 @@ def here() -> Any:
 
 
 @pytest.mark.device
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_batch_is_on_the_device_and_holds_what_the_data_set_gave(workers: int) -> None:
-    loader = DataLoader(Numbers(), batch_size=2, num_workers=workers)
+@pytest.mark.parametrize(("workers", "buffered"), [(0, True), (2, True), (2, False)])
+def test_a_batch_is_on_the_device_and_holds_what_the_data_set_gave(
+    workers: int, buffered: bool
+) -> None:
+    options = {"num_workers": workers, "use_buffer_reader": buffered}
+    loader = DataLoader(Numbers(), batch_size=2, **options)
     batches = adapted(loader).open(1)
     for number, batch in zip(range(3), batches, strict=False):
         index, text = batch["of"]
