@@ -99,7 +99,7 @@ def versions() -> str:
 def device() -> str:
     """Returns the device that paddle uses, and of a GPU its model."""
     name: str = paddle.device.get_device()
-    if not name.startswith("gpu"):
+    if not name.startswith("gpu"):  # paddle knows no others' (paddle/device/default_backend.py)
         return name
     return f"{name} ({paddle.device.cuda.get_device_name(name)})"
 
