@@ -106,11 +106,19 @@ def spawn(
             than there are devices.
         device: "cpu" or "gpu", say; None: the one that paddle takes by itself.
         signals: Forwards its signals to the processes.
+
+    Raises:
+        ConfigError: There are fewer devices.
     """
     kind = kind_of(device or default_device())
     on_cpu = kind == "cpu"
     if nprocs < 0:
         nprocs = _most_processes(-nprocs, kind)
+    if not on_cpu and 0 < (count := number_of_devices(kind)) < nprocs:  # 0: each rank says so
+        raise ConfigError(
+            f"--nprocs: {nprocs} given; expected at most {count}, one process for each {kind} that "
+            "this one sees, or --device cpu."
+        )
     # A fork has only one thread of its parent: a lock that another one holds stays held for ever.
     way = "fork" if on_cpu and threading.active_count() == 1 else "spawn"
     words = (_Main(), way, os.getpid(), function, tuple(args))

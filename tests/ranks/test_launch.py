@@ -6,23 +6,20 @@ Runs with --nprocs are in test_stop.py and test_distributed.py.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import connection
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import forks
-import paddle
 import pytest
-from tiny import PYTHONPATH
+from tiny import DEVICE, PYTHONPATH
 
 from expbase import ConfigError
 from expbase.ranks import collectives, launch
@@ -144,24 +141,21 @@ def test_the_last_line_names_the_rank_that_died_by_a_signal(
     ("shares", "devices", "number"),
     [(8, 1, 1), (8, 2, 2), (8, 3, 2), (8, 7, 4), (8, 8, 8), (8, 64, 8), (1, 4, 1)],
 )
-@pytest.mark.parametrize("on_cpu", [True, False])
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
 def test_auto_is_the_largest_divisor_of_the_shares_for_which_there_are_devices(
-    shares: int, devices: int, number: int, on_cpu: bool, monkeypatch: pytest.MonkeyPatch
+    shares: int, devices: int, number: int, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cores, gpus = (devices, 0) if on_cpu else (1, devices)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(cores))
-    monkeypatch.setattr(paddle.device.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(launch, "number_of_devices", {kind: devices}.__getitem__)
     # In the place of a new process, which would not know of this.
-    context = SimpleNamespace(Pool=lambda count: contextlib.nullcontext(Caller()))
-    monkeypatch.setattr(multiprocessing, "get_context", lambda way: context)
-    assert launch._most_processes(shares, on_cpu=on_cpu) == number
+    monkeypatch.setattr(launch, "ProcessPoolExecutor", lambda number, way: ThreadPoolExecutor())
+    assert launch._most_processes(shares, kind) == number
 
 
-class Caller:
-    """What looks like a pool of processes."""
-
-    def apply(self, function: Callable[[], int]) -> int:
-        return function()
+@pytest.mark.pretend
+def test_more_processes_than_devices_are_refused_with_their_number() -> None:
+    text = f"--nprocs: 5 given; expected at most 4, one process for each {DEVICE} that this one"
+    with pytest.raises(ConfigError, match=text):
+        launch.spawn(print, (), 5, DEVICE, launch.StopSignals())
 
 
 PACKAGE = """
