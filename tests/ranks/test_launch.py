@@ -8,10 +8,12 @@ from __future__ import annotations
 import atexit
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import connection
 from pathlib import Path
@@ -19,7 +21,7 @@ from typing import Any
 
 import forks
 import pytest
-from tiny import DEVICE, PYTHONPATH
+from tiny import DEVICE, PYTHONPATH, Helped, run_script, same_bits, trained
 
 from expbase import ConfigError
 from expbase.ranks import collectives, launch
@@ -119,6 +121,47 @@ def test_a_rank_has_no_handlers_no_rank_and_no_exit_functions_of_its_parent(way:
     assert result.stderr.splitlines()[-1] == "rank 1 was killed by SIGTERM"
 
 
+# A rank that waits in C, with Python's lock held, as paddle does in its store.
+WAITING = """
+import ctypes, sys
+from tiny import Tiny
+from expbase import main
+
+
+class Waiting(Tiny):
+    def init_parallel(self):
+        super().init_parallel()
+        sys.stdout.write(".")
+        sys.stdout.flush()
+        lock = ctypes.create_string_buffer(64)
+        while True:
+            ctypes.PyDLL(None).pthread_mutex_lock(lock)
+
+
+if __name__ == "__main__":
+    main(Waiting)
+"""
+
+
+@pytest.mark.parametrize(
+    ("signum", "send", "answer"), [("SIGTERM", os.kill, 143), ("SIGINT", os.killpg, 130)]
+)
+def test_a_signal_ends_ranks_that_wait_in_c_while_they_are_being_connected(
+    signum: str, send: Callable[[int, int], None], answer: int, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(WAITING)
+    command = [sys.executable, "train.py", "--nprocs", "2", "--device", "cpu"]
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "PYTHONWARNINGS": "ignore"}
+    how: Any = {"cwd": tmp_path, "env": environment, "stdout": subprocess.PIPE}
+    with forks.Popen(command, **how, stderr=subprocess.PIPE) as process:
+        assert process.stdout.read(2) == b".."
+        send(process.pid, signal.Signals[signum])
+        said = process.communicate(timeout=forks.LONG_SECONDS)[1].decode()
+    assert process.returncode == answer, said
+    for rank in range(2):
+        assert re.search(f"rank {rank} was killed by SIG(TERM|INT)", said)
+
+
 @pytest.mark.parametrize("exitcode", [1, -11, -15])
 def test_when_a_process_fails_those_that_go_on_are_killed_after_a_while(
     exitcode: int, monkeypatch: pytest.MonkeyPatch
@@ -149,6 +192,25 @@ def test_auto_is_the_largest_divisor_of_the_shares_for_which_there_are_devices(
     # In the place of a new process, which would not know of this.
     monkeypatch.setattr(launch, "ProcessPoolExecutor", lambda number, way: ThreadPoolExecutor())
     assert launch._most_processes(shares, kind) == number
+
+
+@pytest.mark.pretend
+def test_auto_takes_each_device_and_the_ranks_have_the_bits_of_one(
+    script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script.write_text(script.read_text().replace("Tiny", "Helped"))
+    monkeypatch.setenv("PRETEND_DEVICES", "2")
+    words = ["--nprocs", "auto", "--output", str(script.parent / "run")]
+    training = {"shares": 2, "max_iteration": 2, "valid_interval": 0, "log_interval": 0}
+    words += [f"training.{key}={value}" for key, value in training.items()]
+    result = run_script(script, *words)
+    assert result.returncode == 0, result.stderr
+    assert f"--nprocs auto: 2 (2 shares, 2 {DEVICE} devices)" in result.stderr
+    assert f"{DEVICE}:0, ranks: 2" in result.stderr
+    assert "FatalError" not in result.stderr  # of paddle, in a process that is ended by SIGTERM
+    trained(Helped, script.parent / "one", **training)
+    end = "checkpoints/step-00000002"
+    same_bits(script.parent / "run" / end, script.parent / "one" / end)
 
 
 @pytest.mark.pretend
