@@ -53,9 +53,8 @@ def number_of_devices(kind: str) -> int:
         return len(os.sched_getaffinity(0))
     if is_custom(kind):
         return int(core.get_custom_device_count(kind))
-    if kind == "xpu":  # a build for other devices does not have the function
-        return int(core.get_xpu_device_count()) if core.is_compiled_with_xpu() else 0
-    return int(paddle.device.cuda.device_count())
+    of_paddle = paddle.device.xpu if kind == "xpu" else paddle.device.cuda
+    return int(of_paddle.device_count())
 
 
 def peak_memory() -> dict[str, float]:

@@ -25,7 +25,6 @@ from multiprocessing.connection import wait
 from types import ModuleType
 from typing import Any, NamedTuple
 
-import paddle
 import paddle.distributed as dist
 
 from expbase.base.device import default_device, is_custom, kind_of, number_of_devices

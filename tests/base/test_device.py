@@ -28,8 +28,7 @@ def test_the_default_device_is_the_one_that_paddle_takes(
     plug_ins = [kind for kind in there if kind not in ("gpu", "xpu")]
     monkeypatch.setattr(core, "get_all_custom_device_type", lambda: plug_ins)
     monkeypatch.setattr(core, "get_custom_device_count", there.__getitem__)
-    monkeypatch.setattr(core, "is_compiled_with_xpu", lambda: True)
-    monkeypatch.setattr(core, "get_xpu_device_count", lambda: there["xpu"], raising=False)
+    monkeypatch.setattr(paddle.device.xpu, "device_count", lambda: there["xpu"])
     monkeypatch.setattr(paddle.device.cuda, "device_count", lambda: there["gpu"])
     assert device.default_device() == taken
 

@@ -154,9 +154,12 @@ def test_a_signal_ends_ranks_that_wait_in_c_while_they_are_being_connected(
     environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "PYTHONWARNINGS": "ignore"}
     how: Any = {"cwd": tmp_path, "env": environment, "stdout": subprocess.PIPE}
     with forks.Popen(command, **how, stderr=subprocess.PIPE) as process:
-        assert process.stdout.read(2) == b".."
-        send(process.pid, signal.Signals[signum])
-        said = process.communicate(timeout=forks.LONG_SECONDS)[1].decode()
+        try:
+            assert process.stdout.read(2) == b".."
+            send(process.pid, signal.Signals[signum])
+            said = process.communicate(timeout=forks.LONG_SECONDS)[1].decode()
+        finally:
+            process.kill()
     assert process.returncode == answer, said
     for rank in range(2):
         assert re.search(f"rank {rank} was killed by SIG(TERM|INT)", said)
