@@ -129,8 +129,7 @@ def spawn(
             signals.ranks = [starter.Process(target=_run_rank, args=words)]
             signals.ranks[0].start()
         else:
-            backend = "gloo" if on_cpu else "xccl" if is_custom(kind) else "auto"
-            how = {"join": False, "backend": backend, "start_method": way}
+            how = {"join": False, "backend": _backend(kind), "start_method": way}
             context = dist.spawn(_run_rank, words, nprocs=nprocs, **how)
             # The context must live: MultiprocessContext holds queues that the processes open.
             signals.ranks = context.processes
@@ -145,6 +144,15 @@ def spawn(
         return outcome._replace(code=ExitCode.SIGINT) if is_ctrl_c else outcome
     finally:
         signals.ranks = ()
+
+
+def _backend(kind: str) -> str:
+    """Returns what paddle's spawn prepares the processes for."""
+    if not number_of_devices(kind):  # which each rank says in words
+        return "auto"
+    # Not "auto" where it is known: it is of the device of now, which the script may have set.
+    known = {"cpu": "gloo", "gpu": "nccl", "xpu": "bkcl"}
+    return "xccl" if is_custom(kind) else known.get(kind, "auto")
 
 
 def _most_processes(limit: int, kind: str) -> int:
