@@ -121,25 +121,25 @@ def test_a_rank_has_no_handlers_no_rank_and_no_exit_functions_of_its_parent(way:
     assert result.stderr.splitlines()[-1] == "rank 1 was killed by SIGTERM"
 
 
-# A rank that waits in C, with Python's lock held, as paddle does in its store.
+# Ranks that wait in C at their first collective, where libraries connect them; with Python's lock.
 WAITING = """
-import ctypes, sys
+import ctypes, os
+import paddle
 from tiny import Tiny
 from expbase import main
 
 
-class Waiting(Tiny):
-    def init_parallel(self):
-        super().init_parallel()
-        sys.stdout.write(".")
-        sys.stdout.flush()
-        lock = ctypes.create_string_buffer(64)
-        while True:
-            ctypes.PyDLL(None).pthread_mutex_lock(lock)
+def wait(values, value):
+    os.write(1, b".")
+    lock = ctypes.create_string_buffer(64)
+    while True:
+        ctypes.PyDLL(None).pthread_mutex_lock(lock)
 
+
+paddle.distributed.all_gather_object = wait
 
 if __name__ == "__main__":
-    main(Waiting)
+    main(Tiny)
 """
 
 
