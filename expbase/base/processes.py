@@ -118,7 +118,7 @@ def ended_by_sigterm() -> contextlib.AbstractContextManager[None]:
     return handling(end if hears_signals() else {})
 
 
-def ended_by_signals() -> contextlib.AbstractContextManager[None]:
+def ended_at_once_by_signals() -> contextlib.AbstractContextManager[None]:
     """Makes SIGTERM and Ctrl-C end this process at once in the block, also while it waits in C++.
 
     A handler of Python's would run only when that returns, which it may never do. Nothing is
