@@ -165,7 +165,9 @@ def _most_processes(limit: int, kind: str) -> int:
     else:  # in a new process: one that has looked before goes on seeing a device that is gone
         # Not in a Pool, which ends its processes by SIGTERM: paddle shows it as a fatal error.
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-            count = pool.submit(number_of_devices, kind).result()
+            with signals_held({signal.SIGINT}):  # a terminal's Ctrl-C is for this process
+                counted = pool.submit(number_of_devices, kind)
+            count = counted.result()
     number = min(1 << count.bit_length() >> 1, limit) or 1
     devices = "cores" if kind == "cpu" else f"{kind} devices"
     say(f"--nprocs auto: {number} ({limit} shares, {count} {devices})")
