@@ -4,7 +4,7 @@ The library of that name (safetensors/paddle.py, save_file) is not used here: it
 once more before it writes, does not flush the file to disk, labels bfloat16 wrongly when it comes
 through numpy, and cannot do empty tensors of paddle.
 
-    arrays = {"weight": Array.of(tensor)}          # a view, no copy, where the tensor is on the CPU
+    arrays = {"weight": Array.of(tensor)}          # a view of what is there now, or will be
     for buffer in serialize(arrays): file.write(buffer)
     parse(file.read_bytes())["weight"].copy_to(tensor)
 
@@ -13,10 +13,13 @@ Source: https://github.com/huggingface/safetensors, the format.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import functools
 import json
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,31 +54,58 @@ class TensorFileError(ValueError):
     """Bytes that are not a file of tensors."""
 
 
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
 @dataclass(frozen=True, eq=False)
 class Array:
     """The content of one tensor."""
 
     dtype: str  # paddle's name, "float32"
     shape: tuple[int, ...]  # () for a scalar
-    data: np.ndarray[Any, np.dtype[np.uint8]]  # flat, in C order; may be the live tensor's memory
+    # Flat bytes in C order, which may be the live tensor's memory; or a tensor on a device.
+    source: Any
 
     @classmethod
     def of(cls, tensor: Any) -> Array:
-        """Returns the local part of a tensor, as bytes.
+        """Returns the local part of a tensor: what it holds when the bytes are asked for.
 
-        It is a view of the tensor's memory if that is contiguous and on the CPU, else a copy.
+        On the CPU it is a view of the tensor's memory if that is contiguous, else a copy. From a
+        device it is copied when it is needed: `data`, or all at once by `copy_all`.
         """
         tensor = local(tensor)
         dtype, shape = dtype_name(tensor), tuple(tensor.shape)
         if 0 in shape:
             return cls(dtype, shape, np.empty(0, np.uint8))
         tensor = tensor.detach()
-        if not tensor.place.is_cpu_place():
-            tensor = tensor.cpu()
-        tensor = tensor.contiguous()
-        if dtype in _IN_NUMPY:
-            tensor = tensor.view(_IN_NUMPY[dtype])
-        return cls(dtype, shape, np.from_dlpack(tensor).reshape(-1).view(np.uint8))
+        return cls(dtype, shape, _bytes_of(tensor) if tensor.place.is_cpu_place() else tensor)
+
+    @classmethod
+    def of_bytes(cls, data: Bytes) -> Array:
+        """Returns flat bytes as an array."""
+        return cls("uint8", (data.size,), data)
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether the bytes are there already, without a copy from a device."""
+        return isinstance(self.source, np.ndarray) or "data" in vars(self)
+
+    @functools.cached_property
+    def data(self) -> Bytes:
+        """The bytes, flat, in C order. Those of a device are copied once, which waits for it."""
+        source: Any = self.source
+        return source if isinstance(source, np.ndarray) else _bytes_of(source.cpu())
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes."""
+        source: Any = self.source
+        is_there = isinstance(source, np.ndarray)
+        return source.nbytes if is_there else math.prod(self.shape) * _item_size(self.dtype)
+
+    def as_bytes(self) -> Array:
+        """Returns the same content as an array of uint8."""
+        return Array("uint8", (self.nbytes,), self.source)
 
     def tensor(self) -> Any:
         """Returns a new tensor on the CPU with a copy of the content."""
@@ -88,11 +118,8 @@ class Array:
     def copy_to(self, tensor: Any) -> None:
         """Overwrites a tensor of the same type and shape, wherever it is."""
         if self.data.size:
-            data = self.data.view(_IN_NUMPY.get(self.dtype, self.dtype))
-            # It shares the array's memory (the fourth argument, zero_copy); to_tensor of
-            # paddle/tensor/creation.py would copy it.
-            flat = core.eager.Tensor(data, paddle.CPUPlace(), False, True, "", True)
-            tensor.copy_(flat.view(self.dtype).reshape(list(self.shape)), True)
+            flat = _tensor_over(self.data, self.dtype)
+            tensor.copy_(flat.reshape(list(self.shape)), True)
 
     def copy(self) -> Array:
         """Returns a copy in memory of its own."""
@@ -116,6 +143,95 @@ class Array:
 
     def __str__(self) -> str:
         return describe(self)
+
+
+def copy_all(copies: Iterable[tuple[Array, Bytes]]) -> None:
+    """Copies the bytes of each array into the memory beside it; for a device it waits once."""
+    under_way = []  # tensors whose copies are queued, which must stay until these are done
+    for array, memory in copies:
+        if array.is_on_host:
+            memory[:] = array.data
+        else:
+            tensor = array.source.contiguous()
+            # Into memory that is not pinned the driver of a GPU waits for each copy, rightly.
+            _tensor_over(memory, dtype_name(tensor)).copy_(tensor, False)
+            under_way.append(tensor)
+    for device in {_device_of(tensor) for tensor in under_way}:
+        paddle.device.synchronize(device)
+
+
+def fetch(arrays: Iterable[Array]) -> None:
+    """Copies the bytes of arrays from their device to where `data` has them; waits once, for all.
+
+    Without it each would be waited for when its bytes are asked for.
+    """
+    missing = [array for array in arrays if not array.is_on_host]
+    ends = np.cumsum([array.nbytes for array in missing])
+    parts = np.split(np.empty(ends[-1] if missing else 0, np.uint8), ends[:-1])
+    copies = [*zip(missing, parts, strict=False)]
+    copy_all(copies)
+    for array, part in copies:
+        vars(array)["data"] = part
+
+
+def numbers(tensors: Iterable[Any]) -> list[float]:
+    """Returns tensors of one element as numbers; waits for their device once, for all."""
+    tensors = [*tensors]
+    if not any(map(on_device, tensors)):
+        return [tensor.item() for tensor in tensors]
+    by_type: dict[str, list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        by_type.setdefault(f"{dtype_name(tensor)} {tensor.place}", []).append(index)
+    # Else amp would round them.
+    with paddle.amp.auto_cast(False), paddle.no_grad():
+        stacks = [
+            paddle.stack([tensors[index].reshape([]) for index in those])
+            for those in by_type.values()
+        ]
+    arrays = [*map(Array.of, stacks)]
+    fetch(arrays)
+    numbers = {}
+    for those, array in zip(by_type.values(), arrays, strict=True):
+        numbers |= zip(those, to_numpy(array.tensor()).tolist(), strict=True)
+    return [float(numbers[index]) for index in range(len(tensors))]
+
+
+def pinned(size: int) -> Bytes:
+    """Returns new memory for copies from a device; for those of a GPU it is page-locked."""
+    if paddle.is_compiled_with_cuda():
+        # There is less of it than of other memory, which does as well, only slower.
+        with contextlib.suppress(Exception):
+            whole = paddle._C_ops.empty([size], paddle.uint8, paddle.CPUPlace()).pin_memory()
+            block = (ctypes.c_uint8 * size).from_address(whole.data_ptr())
+            block.owner = whole  # numpy keeps the block, which keeps the tensor
+            return np.frombuffer(block, np.uint8)
+    return np.empty(size, np.uint8)
+
+
+def on_device(tensor: Any) -> bool:
+    """Returns whether the host would have to wait for a device to read a value."""
+    return isinstance(tensor, paddle.Tensor) and not tensor.place.is_cpu_place()
+
+
+def _device_of(tensor: Any) -> str:
+    """Returns the device of a tensor, as paddle's functions want it: "gpu:0"."""
+    return str(tensor.place).removeprefix("Place(").removesuffix(")")
+
+
+def _bytes_of(tensor: Any) -> Bytes:
+    """Returns the bytes of a tensor on the CPU, in C order: a view if they are in that order."""
+    tensor = tensor.contiguous()
+    if (viewed := _IN_NUMPY.get(dtype_name(tensor))) is not None:
+        tensor = tensor.view(viewed)
+    return np.from_dlpack(tensor).reshape(-1).view(np.uint8)
+
+
+def _tensor_over(memory: Bytes, dtype: str) -> Any:
+    """Returns a flat tensor on the CPU whose memory that is."""
+    data = memory.view(_IN_NUMPY.get(dtype, dtype))
+    # The fourth argument: zero_copy; to_tensor of paddle/tensor/creation.py would copy it.
+    flat = core.eager.Tensor(data, paddle.CPUPlace(), False, True, "", True)
+    return flat.view(dtype) if dtype in _IN_NUMPY else flat
 
 
 def local(tensor: Any) -> Any:
@@ -143,6 +259,10 @@ def dtype_name(tensor: Any) -> str:
     return str(tensor.dtype).removeprefix("paddle.")
 
 
+def _item_size(dtype: str) -> int:
+    return np.dtype(_IN_NUMPY.get(dtype, dtype)).itemsize
+
+
 def describe(tensor: Any) -> str:
     """Returns type and shape for a message: `float32 [3, 2]`."""
     return f"{dtype_name(tensor)} [{', '.join(map(str, tensor.shape))}]"
@@ -166,14 +286,14 @@ def serialize(arrays: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
         if array.dtype not in LABELS:
             raise TensorFileError(f"{name}: {array.dtype} has no place in a safetensors file.")
         start = end
-        end += array.data.nbytes
+        end += array.nbytes
         label = LABELS[array.dtype]
         header[name] = {"dtype": label, "shape": array.shape, "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the format wants the data aligned
     yield struct.pack("<Q", len(text)) + text
     for array in arrays.values():
-        if array.data.nbytes:
+        if array.nbytes:
             # No copy: the memory itself is written. (mypy does not know that an array is a buffer.)
             yield memoryview(array.data)  # type: ignore[arg-type]
 
@@ -202,7 +322,7 @@ def parse(content: Any) -> dict[str, Array]:
             if len(shape) > _MOST_AXES or max(shape, default=0) >= 1 << 63:  # slow to multiply
                 raise ValueError(f"{name:.80} has no shape that a tensor can have")
             start = end
-            end += math.prod(shape) * np.dtype(_IN_NUMPY.get(dtype, dtype)).itemsize
+            end += math.prod(shape) * _item_size(dtype)
             if entry["data_offsets"] != [start, end] or min(shape, default=0) < 0:
                 raise ValueError(f"{name:.80} of {dtype} {shape}, which does not begin at {start}")
             arrays[name] = Array(dtype, shape, body[start:end])

@@ -82,16 +82,17 @@ class Gradients:
         A gradient of zeros is not the same as no gradient: with momentum an optimizer moves the
         weights of the one and not those of the other. A parameter without one has no entry.
         """
-        gradients = {}
-        for name, parameter in self._parameters:
-            grad = dense_gradient(parameter)
-            if grad is not None:
-                is_set = Array.of(grad).data.any()
-                if grad.is_dist() and is_set:
-                    text = "a gradient with placements cannot be saved; clear it after step()."
-                    raise TypeError(f"{name}: {text}")
-                gradients[name] = grad if is_set else None
-        return gradients
+        found = ((name, dense_gradient(parameter)) for name, parameter in self._parameters)
+        gradients = {name: grad for name, grad in found if grad is not None}
+        set_ones = are_set([*gradients.values()])
+        for (name, grad), is_set in zip(gradients.items(), set_ones, strict=True):
+            if grad.is_dist() and is_set:
+                text = "a gradient with placements cannot be saved; clear it after step()."
+                raise TypeError(f"{name}: {text}")
+        return {
+            name: grad if is_set else None
+            for (name, grad), is_set in zip(gradients.items(), set_ones, strict=True)
+        }
 
     def problems(self, state: Mapping[str, Any]) -> list[str]:
         """Returns none."""

@@ -93,7 +93,7 @@ class Parting:
             return set()
         owners = _owners(watched, found)
         parted = {owners[name] for name in unequal}
-        size = sum(array.data.nbytes for n, array in watched.items() if owners[n] in parted)
+        size = sum(array.nbytes for n, array in watched.items() if owners[n] in parted)
         is_kept = self._bytes + size <= MOST_BYTES
         if is_kept:
             self._kept |= parted
@@ -190,7 +190,7 @@ def _elements(array: Array, count: int, start: int) -> np.ndarray[Any, np.dtype[
     step = number // count
     if step < 2:
         return array.data
-    size = array.data.nbytes // number
+    size = array.nbytes // number
     elements = array.data.view(_WORDS.get(size, f"V{size}"))
     return np.ascontiguousarray(elements[start % step :: step]).view(np.uint8)
 

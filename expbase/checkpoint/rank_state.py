@@ -340,7 +340,7 @@ def _arrays_in(path: Path, files: Mapping[str, Any]) -> Arrays:
 
 
 def _outline(arrays: Arrays) -> Outline:
-    return {name: (a.dtype, a.shape, a.data.nbytes) for name, a in arrays.items()}
+    return {name: (a.dtype, a.shape, a.nbytes) for name, a in arrays.items()}
 
 
 def _room(outline: Outline, buffer: SnapshotBuffer) -> Arrays:
