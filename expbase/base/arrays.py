@@ -46,6 +46,7 @@ _TYPES = {  # paddle's name, by the name in a file
 # a slice shows bytes of another tensor (paddle 3.3); as a greater one, any tensor kills the process
 # (3.0.0, 3.1.0): paddle/tensor/manipulation.py, view.
 _IN_NUMPY = {"bfloat16": "int16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
+_WORDS = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}  # by the bytes of an element
 _MOST_AXES = 64  # NPY_MAXDIMS of numpy's ndarraytypes.h; paddle's limit is lower
 LABELS = {dtype: label for label, dtype in _TYPES.items()}
 
@@ -106,6 +107,14 @@ class Array:
     def as_bytes(self) -> Array:
         """Returns the same content as an array of uint8."""
         return Array("uint8", (self.nbytes,), self.source)
+
+    def every(self, step: int, start: int) -> Array:
+        """Returns each element that is `step` after the one before, from a number on; flat."""
+        if not self.is_on_host:
+            return Array.of(self.source.flatten()[start::step])
+        words = _WORDS.get(size := _item_size(self.dtype), f"V{size}")
+        elements = np.ascontiguousarray(self.data.view(words)[start::step])
+        return Array(self.dtype, elements.shape, elements.view(np.uint8))
 
     def tensor(self) -> Any:
         """Returns a new tensor on the CPU with a copy of the content."""
@@ -174,26 +183,23 @@ def fetch(arrays: Iterable[Array]) -> None:
         vars(array)["data"] = part
 
 
-def numbers(tensors: Iterable[Any]) -> list[float]:
-    """Returns tensors of one element as numbers; waits for their device once, for all."""
-    tensors = [*tensors]
-    if not any(map(on_device, tensors)):
-        return [tensor.item() for tensor in tensors]
-    by_type: dict[str, list[int]] = {}
-    for index, tensor in enumerate(tensors):
-        by_type.setdefault(f"{dtype_name(tensor)} {tensor.place}", []).append(index)
-    # Else amp would round them.
-    with paddle.amp.auto_cast(False), paddle.no_grad():
+def numbers(values: Iterable[Any]) -> list[float]:
+    """Returns numbers, and tensors of one element, as numbers; waits once for those on a device."""
+    values = [*values]
+    alike: dict[str, list[int]] = {}  # places of tensors on a device, by what can be stacked
+    for place, value in enumerate(values):
+        if on_device(value):
+            alike.setdefault(f"{value.dtype} {value.place}", []).append(place)
+    with paddle.amp.auto_cast(False) if alike else contextlib.nullcontext():  # it would round them
         stacks = [
-            paddle.stack([tensors[index].reshape([]) for index in those])
-            for those in by_type.values()
+            Array.of(paddle.stack([values[place].reshape([]) for place in places]))
+            for places in alike.values()
         ]
-    arrays = [*map(Array.of, stacks)]
-    fetch(arrays)
-    numbers = {}
-    for those, array in zip(by_type.values(), arrays, strict=True):
-        numbers |= zip(those, to_numpy(array.tensor()).tolist(), strict=True)
-    return [float(numbers[index]) for index in range(len(tensors))]
+    fetch(stacks)
+    for places, stack in zip(alike.values(), stacks, strict=True):
+        for place, number in zip(places, to_numpy(stack.tensor()).tolist(), strict=True):
+            values[place] = number
+    return [float(value.item() if hasattr(value, "item") else value) for value in values]
 
 
 def pinned(size: int) -> Bytes:
@@ -202,9 +208,10 @@ def pinned(size: int) -> Bytes:
         # There is less of it than of other memory, which does as well, only slower.
         with contextlib.suppress(Exception):
             whole = paddle._C_ops.empty([size], paddle.uint8, paddle.CPUPlace()).pin_memory()
-            block = (ctypes.c_uint8 * size).from_address(whole.data_ptr())
+            block: Any = (ctypes.c_uint8 * size).from_address(whole.data_ptr())
             block.owner = whole  # numpy keeps the block, which keeps the tensor
-            return np.frombuffer(block, np.uint8)
+            memory: Bytes = np.frombuffer(block, np.uint8)
+            return memory
     return np.empty(size, np.uint8)
 
 

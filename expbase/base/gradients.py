@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from expbase.base.arrays import local
+import paddle
+
+from expbase.base.arrays import Array, local, numbers, on_device
 
 
 def gradient(tensor: Any) -> Any:
@@ -23,6 +25,15 @@ def dense_gradient(tensor: Any) -> Any:
     """Returns a tensor's gradient; None if there is none, or one of an Embedding's few rows."""
     grad = gradient(tensor)
     return None if grad is None or grad.is_selected_rows() else grad
+
+
+def are_set(gradients: Iterable[Any]) -> list[bool]:
+    """Returns whether each gradient has an element other than zero; waits once for a device."""
+    parts = [*map(local, gradients)]
+    if not any(map(on_device, parts)):
+        return [bool(Array.of(part).data.any()) for part in parts]
+    with paddle.amp.auto_cast(False):  # which would make zeros of small numbers
+        return [*map(bool, numbers((g != 0).any() if g.size else False for g in parts))]
 
 
 def set_gradient(tensor: Any, grad: Any) -> None:

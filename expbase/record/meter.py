@@ -11,9 +11,11 @@ from __future__ import annotations
 import copy
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from expbase.base.arrays import numbers, on_device
 
 _NAMED = 5  # how many numbers that are not finite are named, at most
 _UNITS = 1 << 1074  # 1, in units of the smallest float
@@ -108,8 +110,7 @@ class Meter:
         return []
 
     def _read(self) -> dict[str, _Sum]:
-        for one in self._sums.values():
-            one.read()
+        _read(self._sums.values())
         return self._sums
 
 
@@ -217,13 +218,13 @@ class _Sum:
         kept = value.detach().clone() if hasattr(value, "detach") else copy.copy(value)
         self.unread.append((iteration, kept, weight))
         if len(self.unread) == _UNREAD:
-            self.read()
+            _read([self])
 
     def mean(self) -> float:
         return self.total / (self.count * _UNITS) + sum(number for _, number in self.bad)
 
     def read(self) -> None:
-        """Adds the values that are unread; waits for the device if they are there."""
+        """Adds the values that are unread."""
         for iteration, value, weight in self.unread:
             number = float(value.item() if hasattr(value, "item") else value)
             self.count += weight
@@ -233,3 +234,15 @@ class _Sum:
             elif len(self.bad) < _NAMED:
                 self.bad.append((iteration, number))
         self.unread = []
+
+
+def _read(sums: Collection[_Sum]) -> None:
+    """Adds the values that are unread; waits for the device once, if they are there."""
+    # Where the first value of a name is, there are the others, nearly always.
+    waiting = [one for one in sums if one.unread and on_device(one.unread[0][1])]
+    if waiting:
+        found = iter(numbers(value for one in waiting for _, value, _ in one.unread))
+        for one in waiting:
+            one.unread = [(at, next(found), weight) for at, _, weight in one.unread]
+    for one in sums:
+        one.read()
