@@ -33,13 +33,21 @@ class Meter:
         self._sums: dict[str, _Sum] = {}
         self.is_used = False  # whether anything was added, since it was made
 
-    def add(self, iteration: int, scalars: Mapping[str, Any], weight: int = 1) -> None:
+    def add(
+        self,
+        iteration: int,
+        scalars: Mapping[str, Any],
+        weight: int = 1,
+        *,
+        only_finite: bool = False,
+    ) -> None:
         """Adds one value for each name.
 
         Args:
             iteration: The one under way, for a message.
             scalars: Numbers, or tensors of one element, by name.
             weight: How many times each counts: the number of its samples.
+            only_finite: Whether what is not finite is left out of these names, when it is read.
 
         Raises:
             TypeError: A value is not one number.
@@ -55,7 +63,9 @@ class Meter:
                 )
             if name not in self._sums:
                 self._sums[name] = _Sum()
-            self._sums[name].add(iteration, value, weight)
+            one = self._sums[name]
+            one.only_finite = only_finite
+            one.add(iteration, value, weight)
             self.is_used = True
 
     def note_used(self) -> None:
@@ -64,7 +74,7 @@ class Meter:
 
     def means(self) -> dict[str, float]:
         """Returns the mean of each name since the last line, and empties the meter."""
-        means = {name: one.mean() for name, one in self._read().items()}
+        means = {name: one.mean() for name, one in self._read().items() if one.count}
         self.clear()
         return means
 
@@ -212,6 +222,7 @@ class _Sum:
     bad: list[tuple[int, float]] = field(default_factory=list)
     # Iterations, values and weights; they are read now and then, for a line may never come.
     unread: list[tuple[int, Any, int]] = field(default_factory=list)
+    only_finite: bool = False  # whether others are left out
 
     def add(self, iteration: int, value: Any, weight: int) -> None:
         # A copy, because the value may be changed in place before it is read.
@@ -227,12 +238,14 @@ class _Sum:
         """Adds the values that are unread."""
         for iteration, value, weight in self.unread:
             number = float(value.item() if hasattr(value, "item") else value)
-            self.count += weight
             if math.isfinite(number):
                 numerator, denominator = number.as_integer_ratio()
                 self.total += weight * numerator * (_UNITS // denominator)
+            elif self.only_finite:
+                continue
             elif len(self.bad) < _NAMED:
                 self.bad.append((iteration, number))
+            self.count += weight
         self.unread = []
 
 
