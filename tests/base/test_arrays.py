@@ -112,7 +112,7 @@ def test_numbers_are_read_from_every_device_as_item_reads_them() -> None:
         one = paddle.to_tensor(value, "float32").astype(dtype)
         values += [one.to(DEVICE), one.reshape([1]).to(DEVICE), one]
     expected = [float(v.item() if hasattr(v, "item") else v) for v in values]
-    with paddle.amp.auto_cast(level="O2", dtype="bfloat16"):
+    with paddle.amp.auto_cast(DEVICE != "cpu", level="O2", dtype="bfloat16"):
         assert numbers(values) == expected
     assert numbers([]) == []
 
