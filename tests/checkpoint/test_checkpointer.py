@@ -254,23 +254,24 @@ def test_a_save_holds_its_iteration_though_kernels_are_queued_and_training_goes_
     tmp_path: Path,
 ) -> None:
     class Queueing(Tiny):
-        """Counts in a weight, on the device, behind what takes a while there."""
+        """Counts in a weight, on the device, behind what takes a while there; waits for nothing."""
 
         is_busy = False
 
+        def train_batch(self) -> None:
+            self.read_batch()
+            for number in range(500 * self.is_busy):
+                self.table.fill_(-number)
+            self.table.fill_(self.iteration)
+
         def setup_model(self) -> None:
             super().setup_model()
-            self.table = paddle.nn.Embedding(100, 100)
-            self.table.weight.stop_gradient = True
-
-        def train_batch(self) -> None:
-            super().train_batch()
-            for number in range(20 * self.is_busy):
-                self.table.weight.fill_(-number)
-            self.table.weight.fill_(self.iteration)
+            self.embedding = paddle.nn.Embedding(100, 300)
+            self.table = self.embedding.weight
+            self.table.stop_gradient = True
 
         def on_train_batch_begin(self) -> None:
-            self.table.weight.fill_(-1)
+            self.table.fill_(-1)
 
     busy = type("Queueing", (Queueing,), {"is_busy": True})
     for name, experiment in (("idle", Queueing), ("busy", busy)):
@@ -278,7 +279,7 @@ def test_a_save_holds_its_iteration_though_kernels_are_queued_and_training_goes_
     for iteration in saved(tmp_path / "busy"):
         step = f"checkpoints/step-{iteration:08d}"
         same_bits(tmp_path / "busy" / step, tmp_path / "idle" / step)
-        table = parse((tmp_path / "busy" / step / "table.safetensors").read_bytes())["weight"]
+        table = parse((tmp_path / "busy" / step / "embedding.safetensors").read_bytes())["weight"]
         assert {*table.tensor().flatten().tolist()} == {iteration}
 
 
