@@ -12,7 +12,6 @@ import numpy as np
 import paddle
 import pytest
 import safetensors.paddle
-
 from tiny import DEVICE
 
 from expbase.base.arrays import (
@@ -80,7 +79,7 @@ def test_every_type_and_shape_is_copied_to_the_byte_from_a_device(
     fetch([other, array])
     assert [array.data.tobytes(), other.data.tobytes(), third.data.tobytes()] == [data] * 3
     assert (array.dtype, array.shape, array.nbytes) == (dtype, tuple(shape), len(data))
-    assert array == third and array.is_on_host and str(array) == describe(here)
+    assert (array, array.is_on_host, str(array)) == (third, True, describe(here))
     fetch([])
 
 
