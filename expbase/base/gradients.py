@@ -39,11 +39,15 @@ def are_set(gradients: Iterable[Any]) -> list[bool]:
 def set_gradient(tensor: Any, grad: Any) -> None:
     """Makes a tensor the gradient of another one; None: it has none afterwards, as at first.
 
+    The caller must not use the tensor any more: it may be the gradient itself, and no copy.
     None is another thing than zeros: with momentum an optimizer moves the weights of these.
     """
     if grad is not None:
         # Not copied into the one that is there: if it was cleared, the next backward overwrites it.
-        tensor.grad = grad
+        if grad.dtype == tensor.dtype:
+            tensor._copy_gradient_from(grad)  # no copy: the memory is shared
+        else:
+            tensor.grad = grad  # a copy, which waits for the device
         tensor._unset_fake_empty()
     elif gradient(tensor) is not None:
         tensor.clear_gradient(False)  # paddle 3.0 takes no None

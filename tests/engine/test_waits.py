@@ -119,3 +119,20 @@ def test_clipping_waits_no_more_with_a_scaler_than_without(tmp_path: Path) -> No
         iterate(exp, 1)
         exp.close()
     assert plain.clipping == scaled.clipping
+
+
+def test_the_statistics_of_a_share_are_copied_without_waiting(tmp_path: Path) -> None:
+    class Shared(Plain):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.normed = paddle.nn.BatchNorm1D(2)
+
+        def train_batch(self) -> None:
+            for _ in self.micro_batches():
+                self.backward(self.normed(self.model(paddle.ones([4, 4]))).mean())
+            self.step_optimizers()
+
+    exp = begun(Shared, tmp_path / "run", shares=2)
+    counts = counted(lambda: iterate(exp, 1))
+    exp.close()
+    assert counts.within == 0
