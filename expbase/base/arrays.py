@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import json
 import math
 import struct
@@ -58,13 +57,14 @@ class TensorFileError(ValueError):
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Array:
     """The content of one tensor."""
 
     dtype: str  # paddle's name, "float32"
     shape: tuple[int, ...]  # () for a scalar
-    # Flat bytes in C order, which may be the live tensor's memory; or a tensor on a device.
+    # Flat bytes in C order, which may be the live tensor's memory; or a tensor on a device, whose
+    # bytes take its place when they are asked for.
     source: Any
 
     @classmethod
@@ -79,7 +79,8 @@ class Array:
         if 0 in shape:
             return cls(dtype, shape, np.empty(0, np.uint8))
         tensor = tensor.detach()
-        return cls(dtype, shape, _bytes_of(tensor) if tensor.place.is_cpu_place() else tensor)
+        on_cpu = tensor.place.is_cpu_place()
+        return cls(dtype, shape, _bytes_of(tensor, dtype) if on_cpu else tensor)
 
     @classmethod
     def of_bytes(cls, data: Bytes) -> Array:
@@ -88,21 +89,23 @@ class Array:
 
     @property
     def is_on_host(self) -> bool:
-        """Whether the bytes are there already, without a copy from a device."""
-        return isinstance(self.source, np.ndarray) or "data" in vars(self)
+        """Whether the bytes are there, and no device has to be waited for."""
+        return isinstance(self.source, np.ndarray)
 
-    @functools.cached_property
+    @property
     def data(self) -> Bytes:
-        """The bytes, flat, in C order. Those of a device are copied once, which waits for it."""
+        """The bytes, flat, in C order."""
         source: Any = self.source
-        return source if isinstance(source, np.ndarray) else _bytes_of(source.cpu())
+        if not isinstance(source, np.ndarray):
+            self.source = _bytes_of(source.cpu(), dtype_name(source))
+        return self.source  # type: ignore[no-any-return]
 
     @property
     def nbytes(self) -> int:
         """The number of bytes."""
-        source: Any = self.source
-        is_there = isinstance(source, np.ndarray)
-        return source.nbytes if is_there else math.prod(self.shape) * _item_size(self.dtype)
+        if isinstance(self.source, np.ndarray):
+            return self.source.nbytes
+        return math.prod(self.shape) * _item_size(self.dtype)
 
     def as_bytes(self) -> Array:
         """Returns the same content as an array of uint8."""
@@ -180,7 +183,7 @@ def fetch(arrays: Iterable[Array]) -> None:
     copies = [*zip(missing, parts, strict=False)]
     copy_all(copies)
     for array, part in copies:
-        vars(array)["data"] = part
+        array.source = part
 
 
 def numbers(values: Iterable[Any]) -> list[float]:
@@ -225,11 +228,11 @@ def _device_of(tensor: Any) -> str:
     return str(tensor.place).removeprefix("Place(").removesuffix(")")
 
 
-def _bytes_of(tensor: Any) -> Bytes:
+def _bytes_of(tensor: Any, dtype: str) -> Bytes:
     """Returns the bytes of a tensor on the CPU, in C order: a view if they are in that order."""
     tensor = tensor.contiguous()
-    if (viewed := _IN_NUMPY.get(dtype_name(tensor))) is not None:
-        tensor = tensor.view(viewed)
+    if dtype in _IN_NUMPY:
+        tensor = tensor.view(_IN_NUMPY[dtype])
     return np.from_dlpack(tensor).reshape(-1).view(np.uint8)
 
 

@@ -30,7 +30,7 @@ def dense_gradient(tensor: Any) -> Any:
 def are_set(gradients: Iterable[Any]) -> list[bool]:
     """Returns whether each gradient has an element other than zero; waits once for a device."""
     parts = [*map(local, gradients)]
-    if not any(map(on_device, parts)):
+    if not (parts and on_device(parts[0])):  # where one is there are the others, nearly always
         return [bool(Array.of(part).data.any()) for part in parts]
     with paddle.amp.auto_cast(False):  # which would make zeros of small numbers
         return [*map(bool, numbers((g != 0).any() if g.size else False for g in parts))]

@@ -64,7 +64,8 @@ class Meter:
             if name not in self._sums:
                 self._sums[name] = _Sum()
             one = self._sums[name]
-            one.only_finite = only_finite
+            if only_finite:
+                one.only_finite = True
             one.add(iteration, value, weight)
             self.is_used = True
 
