@@ -169,7 +169,8 @@ def copy_all(copies: Iterable[tuple[Array, Bytes]]) -> None:
             _tensor_over(memory, dtype_name(tensor)).copy_(tensor, False)
             under_way.append(tensor)
     for device in {_device_of(tensor) for tensor in under_way}:
-        paddle.device.synchronize(device)
+        if not device.endswith("pinned"):  # memory of the host, from which no copy is queued
+            paddle.device.synchronize(device)
 
 
 def fetch(arrays: Iterable[Array]) -> None:
@@ -178,12 +179,12 @@ def fetch(arrays: Iterable[Array]) -> None:
     Without it each would be waited for when its bytes are asked for.
     """
     missing = [array for array in arrays if not array.is_on_host]
-    ends = np.cumsum([array.nbytes for array in missing])
-    parts = np.split(np.empty(ends[-1] if missing else 0, np.uint8), ends[:-1])
-    copies = [*zip(missing, parts, strict=False)]
-    copy_all(copies)
-    for array, part in copies:
-        array.source = part
+    if missing:
+        ends = np.cumsum([array.nbytes for array in missing])
+        parts = np.split(np.empty(ends[-1], np.uint8), ends[:-1])
+        copy_all(zip(missing, parts, strict=True))
+        for array, part in zip(missing, parts, strict=True):
+            array.source = part
 
 
 def numbers(values: Iterable[Any]) -> list[float]:
