@@ -4,7 +4,7 @@ The library of that name (safetensors/paddle.py, save_file) is not used here: it
 once more before it writes, does not flush the file to disk, labels bfloat16 wrongly when it comes
 through numpy, and cannot do empty tensors of paddle.
 
-    arrays = {"weight": Array.of(tensor)}          # a view of what is there now, or will be
+    arrays = {"weight": Array.of(tensor)}          # no copy; from a device when it is needed
     for buffer in serialize(arrays): file.write(buffer)
     parse(file.read_bytes())["weight"].copy_to(tensor)
 
