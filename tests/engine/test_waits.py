@@ -136,3 +136,13 @@ def test_the_statistics_of_a_share_are_copied_without_waiting(tmp_path: Path) ->
     counts = counted(lambda: iterate(exp, 1))
     exp.close()
     assert counts.within == 0
+
+
+def test_an_average_of_several_numbers_waits_once(tmp_path: Path) -> None:
+    exp = begun(Plain, tmp_path / "run")
+    values = {name: paddle.full([], number) for number, name in enumerate("abc")}
+    averages: list[dict[str, float]] = []
+    counts = counted(lambda: averages.append(exp.average(values, weight=2)))
+    exp.close()
+    assert averages == [{"a": 0.0, "b": 1.0, "c": 2.0}]
+    assert counts.waits == 1
