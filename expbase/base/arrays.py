@@ -4,7 +4,7 @@ The library of that name (safetensors/paddle.py, save_file) is not used here: it
 once more before it writes, does not flush the file to disk, labels bfloat16 wrongly when it comes
 through numpy, and cannot do empty tensors of paddle.
 
-    arrays = {"weight": Array.of(tensor)}          # a view, no copy, where the tensor is on the CPU
+    arrays = {"weight": Array.of(tensor)}          # no copy; from a device when it is needed
     for buffer in serialize(arrays): file.write(buffer)
     parse(file.read_bytes())["weight"].copy_to(tensor)
 
@@ -13,10 +13,12 @@ Source: https://github.com/huggingface/safetensors, the format.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +45,7 @@ _TYPES = {  # paddle's name, by the name in a file
 # a slice shows bytes of another tensor (paddle 3.3); as a greater one, any tensor kills the process
 # (3.0.0, 3.1.0): paddle/tensor/manipulation.py, view.
 _IN_NUMPY = {"bfloat16": "int16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
+_WORDS = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}  # by the bytes of an element
 _MOST_AXES = 64  # NPY_MAXDIMS of numpy's ndarraytypes.h; paddle's limit is lower
 LABELS = {dtype: label for label, dtype in _TYPES.items()}
 
@@ -51,31 +54,70 @@ class TensorFileError(ValueError):
     """Bytes that are not a file of tensors."""
 
 
-@dataclass(frozen=True, eq=False)
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+@dataclass(eq=False)
 class Array:
     """The content of one tensor."""
 
     dtype: str  # paddle's name, "float32"
     shape: tuple[int, ...]  # () for a scalar
-    data: np.ndarray[Any, np.dtype[np.uint8]]  # flat, in C order; may be the live tensor's memory
+    # Flat bytes in C order, which may be the live tensor's memory; or a tensor on a device, whose
+    # bytes take its place when they are asked for.
+    source: Any
 
     @classmethod
     def of(cls, tensor: Any) -> Array:
-        """Returns the local part of a tensor, as bytes.
+        """Returns the local part of a tensor: what it holds when the bytes are asked for.
 
-        It is a view of the tensor's memory if that is contiguous and on the CPU, else a copy.
+        On the CPU it is a view of the tensor's memory if that is contiguous, else a copy. From a
+        device it is copied when it is needed: `data`, or all at once by `copy_all`.
         """
         tensor = local(tensor)
         dtype, shape = dtype_name(tensor), tuple(tensor.shape)
         if 0 in shape:
             return cls(dtype, shape, np.empty(0, np.uint8))
         tensor = tensor.detach()
-        if not tensor.place.is_cpu_place():
-            tensor = tensor.cpu()
-        tensor = tensor.contiguous()
-        if dtype in _IN_NUMPY:
-            tensor = tensor.view(_IN_NUMPY[dtype])
-        return cls(dtype, shape, np.from_dlpack(tensor).reshape(-1).view(np.uint8))
+        on_cpu = tensor.place.is_cpu_place()
+        return cls(dtype, shape, _bytes_of(tensor, dtype) if on_cpu else tensor)
+
+    @classmethod
+    def of_bytes(cls, data: Bytes) -> Array:
+        """Returns flat bytes as an array."""
+        return cls("uint8", (data.size,), data)
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether the bytes are there, and no device has to be waited for."""
+        return isinstance(self.source, np.ndarray)
+
+    @property
+    def data(self) -> Bytes:
+        """The bytes, flat, in C order."""
+        source: Any = self.source
+        if not isinstance(source, np.ndarray):
+            self.source = _bytes_of(source.cpu(), dtype_name(source))
+        return self.source  # type: ignore[no-any-return]
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes."""
+        if isinstance(self.source, np.ndarray):
+            return self.source.nbytes
+        return math.prod(self.shape) * _item_size(self.dtype)
+
+    def as_bytes(self) -> Array:
+        """Returns the same content as an array of uint8."""
+        return Array("uint8", (self.nbytes,), self.source)
+
+    def every(self, step: int, start: int) -> Array:
+        """Returns each element that is `step` after the one before, from a number on; flat."""
+        if not self.is_on_host:
+            return Array.of(self.source.flatten()[start::step])
+        words = _WORDS.get(size := _item_size(self.dtype), f"V{size}")
+        elements = np.ascontiguousarray(self.data.view(words)[start::step])
+        return Array(self.dtype, elements.shape, elements.view(np.uint8))
 
     def tensor(self) -> Any:
         """Returns a new tensor on the CPU with a copy of the content."""
@@ -88,11 +130,8 @@ class Array:
     def copy_to(self, tensor: Any) -> None:
         """Overwrites a tensor of the same type and shape, wherever it is."""
         if self.data.size:
-            data = self.data.view(_IN_NUMPY.get(self.dtype, self.dtype))
-            # It shares the array's memory (the fourth argument, zero_copy); to_tensor of
-            # paddle/tensor/creation.py would copy it.
-            flat = core.eager.Tensor(data, paddle.CPUPlace(), False, True, "", True)
-            tensor.copy_(flat.view(self.dtype).reshape(list(self.shape)), True)
+            flat = _tensor_over(self.data, self.dtype)
+            tensor.copy_(flat.reshape(list(self.shape)), True)
 
     def copy(self) -> Array:
         """Returns a copy in memory of its own."""
@@ -116,6 +155,94 @@ class Array:
 
     def __str__(self) -> str:
         return describe(self)
+
+
+def copy_all(copies: Iterable[tuple[Array, Bytes]]) -> None:
+    """Copies the bytes of each array into the memory beside it; for a device it waits once."""
+    under_way = []  # tensors whose copies are queued, which must stay until these are done
+    for array, memory in copies:
+        if array.is_on_host:
+            memory[:] = array.data
+        else:
+            tensor = array.source.contiguous()
+            # Into memory that is not pinned the driver of a GPU waits for each copy, rightly.
+            _tensor_over(memory, dtype_name(tensor)).copy_(tensor, False)
+            under_way.append(tensor)
+    for device in {_device_of(tensor) for tensor in under_way}:
+        if not device.endswith("pinned"):  # memory of the host, from which no copy is queued
+            paddle.device.synchronize(device)
+
+
+def fetch(arrays: Iterable[Array]) -> None:
+    """Copies the bytes of arrays from their device to where `data` has them; waits once, for all.
+
+    Without it each would be waited for when its bytes are asked for.
+    """
+    missing = [array for array in arrays if not array.is_on_host]
+    if missing:
+        ends = np.cumsum([array.nbytes for array in missing])
+        parts = np.split(np.empty(ends[-1], np.uint8), ends[:-1])
+        copy_all(zip(missing, parts, strict=True))
+        for array, part in zip(missing, parts, strict=True):
+            array.source = part
+
+
+def numbers(values: Iterable[Any]) -> list[float]:
+    """Returns numbers, and tensors of one element, as numbers; waits once for those on a device."""
+    values = [*values]
+    alike: dict[str, list[int]] = {}  # places of tensors on a device, by what can be stacked
+    for place, value in enumerate(values):
+        if on_device(value):
+            alike.setdefault(f"{value.dtype} {value.place}", []).append(place)
+    with paddle.amp.auto_cast(False) if alike else contextlib.nullcontext():  # it would round them
+        stacks = [
+            Array.of(paddle.stack([values[place].reshape([]) for place in places]))
+            for places in alike.values()
+        ]
+    fetch(stacks)
+    for places, stack in zip(alike.values(), stacks, strict=True):
+        for place, number in zip(places, to_numpy(stack.tensor()).tolist(), strict=True):
+            values[place] = number
+    return [float(value.item() if hasattr(value, "item") else value) for value in values]
+
+
+def pinned(size: int) -> Bytes:
+    """Returns new memory for copies from a device; for those of a GPU it is page-locked."""
+    if paddle.is_compiled_with_cuda():
+        # There is less of it than of other memory, which does as well, only slower.
+        with contextlib.suppress(Exception):
+            whole = paddle._C_ops.empty([size], paddle.uint8, paddle.CPUPlace()).pin_memory()
+            block: Any = (ctypes.c_uint8 * size).from_address(whole.data_ptr())
+            block.owner = whole  # numpy keeps the block, which keeps the tensor
+            memory: Bytes = np.frombuffer(block, np.uint8)
+            return memory
+    return np.empty(size, np.uint8)
+
+
+def on_device(tensor: Any) -> bool:
+    """Returns whether the host would have to wait for a device to read a value."""
+    return isinstance(tensor, paddle.Tensor) and not tensor.place.is_cpu_place()
+
+
+def _device_of(tensor: Any) -> str:
+    """Returns the device of a tensor, as paddle's functions want it: "gpu:0"."""
+    return str(tensor.place).removeprefix("Place(").removesuffix(")")
+
+
+def _bytes_of(tensor: Any, dtype: str) -> Bytes:
+    """Returns the bytes of a tensor on the CPU, in C order: a view if they are in that order."""
+    tensor = tensor.contiguous()
+    if dtype in _IN_NUMPY:
+        tensor = tensor.view(_IN_NUMPY[dtype])
+    return np.from_dlpack(tensor).reshape(-1).view(np.uint8)
+
+
+def _tensor_over(memory: Bytes, dtype: str) -> Any:
+    """Returns a flat tensor on the CPU whose memory that is."""
+    data = memory.view(_IN_NUMPY.get(dtype, dtype))
+    # The fourth argument: zero_copy; to_tensor of paddle/tensor/creation.py would copy it.
+    flat = core.eager.Tensor(data, paddle.CPUPlace(), False, True, "", True)
+    return flat.view(dtype) if dtype in _IN_NUMPY else flat
 
 
 def local(tensor: Any) -> Any:
@@ -143,6 +270,10 @@ def dtype_name(tensor: Any) -> str:
     return str(tensor.dtype).removeprefix("paddle.")
 
 
+def _item_size(dtype: str) -> int:
+    return np.dtype(_IN_NUMPY.get(dtype, dtype)).itemsize
+
+
 def describe(tensor: Any) -> str:
     """Returns type and shape for a message: `float32 [3, 2]`."""
     return f"{dtype_name(tensor)} [{', '.join(map(str, tensor.shape))}]"
@@ -166,14 +297,14 @@ def serialize(arrays: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
         if array.dtype not in LABELS:
             raise TensorFileError(f"{name}: {array.dtype} has no place in a safetensors file.")
         start = end
-        end += array.data.nbytes
+        end += array.nbytes
         label = LABELS[array.dtype]
         header[name] = {"dtype": label, "shape": array.shape, "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the format wants the data aligned
     yield struct.pack("<Q", len(text)) + text
     for array in arrays.values():
-        if array.data.nbytes:
+        if array.nbytes:
             # No copy: the memory itself is written. (mypy does not know that an array is a buffer.)
             yield memoryview(array.data)  # type: ignore[arg-type]
 
@@ -202,7 +333,7 @@ def parse(content: Any) -> dict[str, Array]:
             if len(shape) > _MOST_AXES or max(shape, default=0) >= 1 << 63:  # slow to multiply
                 raise ValueError(f"{name:.80} has no shape that a tensor can have")
             start = end
-            end += math.prod(shape) * np.dtype(_IN_NUMPY.get(dtype, dtype)).itemsize
+            end += math.prod(shape) * _item_size(dtype)
             if entry["data_offsets"] != [start, end] or min(shape, default=0) < 0:
                 raise ValueError(f"{name:.80} of {dtype} {shape}, which does not begin at {start}")
             arrays[name] = Array(dtype, shape, body[start:end])

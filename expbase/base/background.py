@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent import futures
-from typing import Any
 
 import numpy as np
 
-from expbase.base.arrays import Array
+from expbase.base.arrays import Array, Bytes, copy_all, pinned
 from expbase.base.threads import result_of
 
 
@@ -58,22 +57,34 @@ class SnapshotBuffer:
     def __init__(self) -> None:
         self._memory = np.empty(0, np.uint8)
 
-    def room(self, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Returns `size` bytes of the memory, with the content of before."""
+    def room(self, size: int, *, is_pinned: bool = False) -> Bytes:
+        """Returns `size` bytes of the memory, with the content of before.
+
+        Args:
+            size: Of all that it has to hold.
+            is_pinned: Whether it is for copies from a GPU, if new memory is needed.
+        """
         if self._memory.nbytes < size:
-            self._memory = np.empty(size, np.uint8)
+            self._memory = pinned(size) if is_pinned else np.empty(size, np.uint8)
         return self._memory[:size]
 
     def snapshot(self, tensors: Mapping[str, Mapping[str, Array]]) -> dict[str, dict[str, Array]]:
-        """Copies all arrays; the copies are valid until the next snapshot."""
-        sizes = [array.data.nbytes for arrays in tensors.values() for array in arrays.values()]
-        memory = self.room(sum(sizes))
+        """Copies all arrays, once; the copies are valid until the next snapshot.
+
+        When it returns they are complete: what training changes then is not in them.
+        """
+        everything = [array for arrays in tensors.values() for array in arrays.values()]
+        memory = self.room(
+            sum(array.nbytes for array in everything),
+            is_pinned=not all(array.is_on_host for array in everything),
+        )
         copies: dict[str, dict[str, Array]] = {file: {} for file in tensors}
         end = 0
         for file, arrays in tensors.items():
             for key, array in arrays.items():
                 start = end
-                end += array.data.nbytes
-                memory[start:end] = array.data
+                end += array.nbytes
                 copies[file][key] = Array(array.dtype, array.shape, memory[start:end])
+        into = (copy.data for of_file in copies.values() for copy in of_file.values())
+        copy_all(zip(everything, into, strict=True))
         return copies

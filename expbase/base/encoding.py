@@ -95,7 +95,7 @@ class Encoded:
 
     def size(self) -> int:
         """Returns its size in a checkpoint, in bytes."""
-        arrays = sum(array.data.nbytes for array in self.arrays.values())
+        arrays = sum(array.nbytes for array in self.arrays.values())
         return arrays + len(json.dumps(self.content))
 
     def checksum(self) -> int:
@@ -225,7 +225,7 @@ class Encoder:
         if kind in _NUMBERS:
             with contextlib.suppress(OverflowError):
                 data = np.frombuffer(array(_NUMBERS[kind], items), np.uint8)
-                return {"$numbers": [_NUMBERS[kind], self.put(data, path)]}
+                return {"$numbers": [_NUMBERS[kind], self.put(Array.of_bytes(data), path)]}
         if kind is np.ndarray and self._is_of_a_kind(items):
             self._met |= {id(item): f"{path}.{i}" for i, item in enumerate(items)}
             self._alive.append(items)
@@ -268,11 +268,11 @@ class Encoder:
             raise not_savable(path, kind.__qualname__)
         return name
 
-    def put(self, data: Any, path: str) -> str:
-        """Puts bytes into `arrays`; returns their name, which is the path or one like it."""
+    def put(self, content: Array, path: str) -> str:
+        """Puts an array into `arrays`; returns its name, which is the path or one like it."""
         while path in self.arrays:
             path += "'"
-        self.arrays[path] = Array("uint8", (data.size,), data)
+        self.arrays[path] = content
         return path
 
 
@@ -311,13 +311,13 @@ class Summary(Encoder):
         except Exception:  # of the user's code, too, such as a property
             self.is_opaque = True
             if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-                self.put(bytes_of(np.asarray(value)), path)
+                self.put(Array.of_bytes(bytes_of(np.asarray(value))), path)
             return {"$opaque": getattr(value, "__qualname__", class_name(type(value)))}
 
-    def put(self, data: Any, path: str) -> str:
-        """Puts bytes into `arrays`; of many a sample."""
-        step = 1 + data.size // _SAMPLED_BYTES
-        return super().put(np.ascontiguousarray(data[::step]), path)
+    def put(self, content: Array, path: str) -> str:
+        """Puts an array into `arrays`; of a large one a sample of its bytes."""
+        step = 1 + content.nbytes // _SAMPLED_BYTES
+        return super().put(Array.of_bytes(np.ascontiguousarray(content.data[::step])), path)
 
 
 class Decoder:
@@ -465,7 +465,7 @@ def _write_array(e: Encoder, value: Any, path: str) -> Any:
         return [None, [*value.shape], e.items([*value.flat], path)]
     # The order of its axes in memory, which decides in what order they are summed.
     axes = sorted(range(value.ndim), key=lambda axis: -abs(value.strides[axis]))
-    name = e.put(bytes_of(value.transpose(axes)), path)
+    name = e.put(Array.of_bytes(bytes_of(value.transpose(axes))), path)
     return [name, _described(value.dtype), [*value.shape], axes, value.flags.writeable]
 
 
@@ -503,7 +503,7 @@ def _write_tensor(e: Encoder, value: Any, path: str) -> Any:
     if not is_there:
         raise TypeError(f"{path}: a tensor without memory cannot be saved.")
     content = Array.of(value)
-    name = e.put(content.data, path)
+    name = e.put(content.as_bytes(), path)
     on_cpu = value.place.is_cpu_place()
     grad = gradient(value) if value.is_leaf and not value.stop_gradient else None
     # Detached: whether a gradient has one of its own is not kept.
@@ -621,7 +621,7 @@ FORMS: dict[type, Form] = {
     ),
     array: Form(
         "$numbers_of",
-        lambda e, v, path: [v.typecode, e.put(np.frombuffer(v, np.uint8), path)],
+        lambda e, v, path: [v.typecode, e.put(Array.of_bytes(np.frombuffer(v, np.uint8)), path)],
         lambda d, c, path: d.note(path, array(c[0], d.arrays[c[1]].data.tobytes())),
     ),
     tuple: Form("$tuple", Encoder.items, lambda d, c, path: tuple(d.items(c, path)), False),

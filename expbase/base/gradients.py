@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from expbase.base.arrays import local
+import paddle
+
+from expbase.base.arrays import Array, local, numbers, on_device
 
 
 def gradient(tensor: Any) -> Any:
@@ -25,14 +27,27 @@ def dense_gradient(tensor: Any) -> Any:
     return None if grad is None or grad.is_selected_rows() else grad
 
 
+def are_set(gradients: Iterable[Any]) -> list[bool]:
+    """Returns whether each gradient has an element other than zero; waits once for a device."""
+    parts = [*map(local, gradients)]
+    if not (parts and on_device(parts[0])):  # where one is there are the others, nearly always
+        return [bool(Array.of(part).data.any()) for part in parts]
+    with paddle.amp.auto_cast(False):  # which would make zeros of small numbers
+        return [*map(bool, numbers((g != 0).any() if g.size else False for g in parts))]
+
+
 def set_gradient(tensor: Any, grad: Any) -> None:
     """Makes a tensor the gradient of another one; None: it has none afterwards, as at first.
 
+    The caller must not use the tensor any more: it may be the gradient itself, and no copy.
     None is another thing than zeros: with momentum an optimizer moves the weights of these.
     """
     if grad is not None:
         # Not copied into the one that is there: if it was cleared, the next backward overwrites it.
-        tensor.grad = grad
+        if grad.dtype == tensor.dtype:
+            tensor._copy_gradient_from(grad)  # no copy: the memory is shared
+        else:
+            tensor.grad = grad  # a copy, which waits for the device
         tensor._unset_fake_empty()
     elif gradient(tensor) is not None:
         tensor.clear_gradient(False)  # paddle 3.0 takes no None

@@ -14,8 +14,7 @@ from typing import Any, Protocol
 
 import paddle
 
-from expbase.base.arrays import Array
-from expbase.base.gradients import dense_gradient, set_gradient, set_zero_gradient
+from expbase.base.gradients import are_set, dense_gradient, set_gradient, set_zero_gradient
 from expbase.state.parts import StatefulObjects, named_parameters
 
 OBJECTS = "objects"  # the attributes with state: their tensors are files of their own
@@ -82,15 +81,14 @@ class Gradients:
         A gradient of zeros is not the same as no gradient: with momentum an optimizer moves the
         weights of the one and not those of the other. A parameter without one has no entry.
         """
+        found = [(name, dense_gradient(parameter)) for name, parameter in self._parameters]
+        found = [(name, grad) for name, grad in found if grad is not None]
         gradients = {}
-        for name, parameter in self._parameters:
-            grad = dense_gradient(parameter)
-            if grad is not None:
-                is_set = Array.of(grad).data.any()
-                if grad.is_dist() and is_set:
-                    text = "a gradient with placements cannot be saved; clear it after step()."
-                    raise TypeError(f"{name}: {text}")
-                gradients[name] = grad if is_set else None
+        for (name, grad), is_set in zip(found, are_set([g for _, g in found]), strict=True):
+            if grad.is_dist() and is_set:
+                text = "a gradient with placements cannot be saved; clear it after step()."
+                raise TypeError(f"{name}: {text}")
+            gradients[name] = grad if is_set else None
         return gradients
 
     def problems(self, state: Mapping[str, Any]) -> list[str]:

@@ -19,7 +19,7 @@ from typing import Any
 
 import paddle
 
-from expbase.base.arrays import Array, describe, is_piece, parse, serialize
+from expbase.base.arrays import Array, describe, fetch, is_piece, parse, serialize
 from expbase.base.exit_codes import ExitCode
 from expbase.base.files import mapped, read_bytes, write_single_file
 from expbase.checkpoint import rank_state, storage
@@ -146,7 +146,9 @@ def write_weights(path: Path, layer: Any) -> None:
     _need_whole(layer, path)
     tensors = layer.state_dict()
     if path.suffix == SUFFIX:
-        parts = list(serialize({name: Array.of(tensor) for name, tensor in tensors.items()}))
+        contents = {name: Array.of(tensor) for name, tensor in tensors.items()}
+        fetch(contents.values())
+        parts = list(serialize(contents))
     elif path.suffix == ".pdparams":  # what paddle.save writes
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
         parts = [pickle.dumps(arrays, protocol=4)]

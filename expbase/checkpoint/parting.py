@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from expbase.base.arrays import Array
+from expbase.base.arrays import Array, Bytes, fetch
 from expbase.base.files import checksum_of
 from expbase.ranks import alike, collectives
 from expbase.state import optimizers
@@ -35,7 +35,6 @@ _STRIDE = 7919  # between the first elements of two samples; a prime
 _CLOSER = 4096  # elements by which the size of a difference is told
 _TENSORS = 64  # of which so many are looked at
 _ROUNDING = 1e-5  # of a tensor's largest element: what rounding makes of it in thousands of updates
-_WORDS = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}  # by the bytes of an element
 _FINEST = {"float16": 2**-10, "bfloat16": 2**-7}  # the last bit, where that is coarser
 
 
@@ -71,7 +70,7 @@ class Parting:
         self._saves += 1
         rates = {name: repr(float(o.get_lr())) for name, o in found.optimizers.items()}
         return Sample(
-            checksum_of(_elements(watched[name], _ELEMENTS, start) for name in sorted(watched)),
+            checksum_of(_elements(watched, sorted(watched), _ELEMENTS, start)),
             {name: rate for name, rate in rates.items() if name not in self._rates},
         )
 
@@ -93,7 +92,7 @@ class Parting:
             return set()
         owners = _owners(watched, found)
         parted = {owners[name] for name in unequal}
-        size = sum(array.data.nbytes for n, array in watched.items() if owners[n] in parted)
+        size = sum(array.nbytes for n, array in watched.items() if owners[n] in parted)
         is_kept = self._bytes + size <= MOST_BYTES
         if is_kept:
             self._kept |= parted
@@ -181,24 +180,25 @@ def _owners(names: Iterable[Name], found: StatefulObjects) -> dict[Name, str]:
 
 def checksums(arrays: Arrays) -> dict[Name, tuple[str, int]]:
     """Returns type, shape and checksum of each."""
+    fetch(arrays.values())
     return {name: (str(array), checksum_of([array.data])) for name, array in arrays.items()}
 
 
-def _elements(array: Array, count: int, start: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Returns the bytes of so many elements, or nearly twice as many, evenly spread."""
-    number = math.prod(array.shape)
-    step = number // count
-    if step < 2:
-        return array.data
-    size = array.data.nbytes // number
-    elements = array.data.view(_WORDS.get(size, f"V{size}"))
-    return np.ascontiguousarray(elements[start % step :: step]).view(np.uint8)
+def _elements(arrays: Arrays, names: Sequence[Name], count: int, start: int) -> list[Bytes]:
+    """Returns the bytes of so many elements of each, or nearly twice as many, evenly spread."""
+    steps = {name: math.prod(arrays[name].shape) // count for name in names}
+    samples = [
+        arrays[name] if step < 2 else arrays[name].every(step, start % step)
+        for name, step in steps.items()
+    ]
+    fetch(samples)
+    return [sample.data for sample in samples]
 
 
 def _is_rounding(arrays: Arrays) -> bool:
     """Returns whether arrays differ between the ranks, and so little; a collective."""
     names = sorted(arrays)[:_TENSORS]
-    samples = {name: _elements(arrays[name], _CLOSER, 0) for name in names}
+    samples = dict(zip(names, _elements(arrays, names, _CLOSER, 0), strict=True))
     of_ranks = collectives.all_gather_object(samples)
     is_unlike = False
     for name in names:

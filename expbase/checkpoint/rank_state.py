@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from expbase.base.arrays import Array, parse, serialize
+from expbase.base.arrays import Array, fetch, parse, serialize
 from expbase.base.background import SnapshotBuffer
 from expbase.base.files import checksum_of
 from expbase.checkpoint import storage
@@ -161,6 +161,7 @@ def _send(arrays: Arrays, memory: SnapshotBuffer) -> Arrays:
     outlines = collectives.all_gather_object(_outline(arrays))
     everything = {name: entry for outline in outlines for name, entry in outline.items()}
     received = {} if collectives.rank() else _room(everything, memory)
+    fetch(arrays.values())
     for source, outline in enumerate(outlines):
         _broadcast(source, outline, arrays if collectives.rank() == source else received)
     return received
@@ -340,7 +341,7 @@ def _arrays_in(path: Path, files: Mapping[str, Any]) -> Arrays:
 
 
 def _outline(arrays: Arrays) -> Outline:
-    return {name: (a.dtype, a.shape, a.data.nbytes) for name, a in arrays.items()}
+    return {name: (a.dtype, a.shape, a.nbytes) for name, a in arrays.items()}
 
 
 def _room(outline: Outline, buffer: SnapshotBuffer) -> Arrays:

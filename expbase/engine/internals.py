@@ -140,6 +140,16 @@ class Internals:
         """
         return self._update.step_of(optimizers)
 
+    def log_finite(self, **scalars: Any) -> None:
+        """Logs numbers of training, without those that are not finite, which log takes as errors.
+
+        Whether a tensor is finite is seen when the line is due, so no device is waited for here.
+
+        Args:
+            scalars: Numbers or tensors of one element, by name.
+        """
+        self._loop.log(scalars, only_finite=True)
+
     # --- validation and prediction --------------------------------------------------------
 
     @property

@@ -234,13 +234,13 @@ class Loop:
         self._report.move(self.iteration)
         self._do_what_follows()
 
-    def log(self, scalars: Mapping[str, Any]) -> None:
+    def log(self, scalars: Mapping[str, Any], *, only_finite: bool = False) -> None:
         """Notes numbers of training for the next line; a rank that repeats rank 0's adds none."""
         meter = self._report.metrics.meter
         if self._update.repeats_rank_zero:
             meter.note_used()
         else:
-            meter.add(self.iteration, scalars)
+            meter.add(self.iteration, scalars, only_finite=only_finite)
 
     def begin(self) -> None:
         """Prepares the first iteration of this start, and does what the one before has left."""

@@ -298,6 +298,7 @@ class GradientClipping(ExperimentBase):
                 factor = max_norm / norm.clip(min=max_norm)  # at most 1; no wait for the device
                 for gradient in gradients:
                     gradient.multiply_(factor.astype(gradient.dtype))
-        # With a scaler an overflow is normal, and its step is left out: not worth an error.
-        if self.internals.grad_scaler is None or bool(paddle.isfinite(norm)):
+        if self.internals.grad_scaler is None:
             self.log(grad_norm=norm)
+        else:  # an overflow is normal, and its step is left out: not worth an error
+            self.internals.log_finite(grad_norm=norm)

@@ -24,6 +24,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 import paddle
 import paddle.distributed as dist
 
+from expbase.base.arrays import numbers
 from expbase.base.device import is_custom, kind_of
 from expbase.config import ConfigError
 from expbase.ranks import store
@@ -237,8 +238,8 @@ def weighted_average(
     """
     if not weight >= 0:
         raise ValueError(f"average: weight {weight!r} given; expected 0 or more.")
-    numbers = {name: number(value) for name, value in metrics.items()} if weight else {}
-    parts = [part for part in gather((numbers, weight)) if part[1]]
+    here = dict(zip(metrics, numbers(metrics.values()), strict=True)) if weight else {}
+    parts = [part for part in gather((here, weight)) if part[1]]
     names = parts[0][0].keys() if parts else ()
     if any(part.keys() != names for part, _ in parts):
         given = " and ".join(str(sorted(part)) for part, _ in parts)

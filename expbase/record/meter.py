@@ -11,9 +11,11 @@ from __future__ import annotations
 import copy
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from expbase.base.arrays import numbers, on_device
 
 _NAMED = 5  # how many numbers that are not finite are named, at most
 _UNITS = 1 << 1074  # 1, in units of the smallest float
@@ -31,13 +33,21 @@ class Meter:
         self._sums: dict[str, _Sum] = {}
         self.is_used = False  # whether anything was added, since it was made
 
-    def add(self, iteration: int, scalars: Mapping[str, Any], weight: int = 1) -> None:
+    def add(
+        self,
+        iteration: int,
+        scalars: Mapping[str, Any],
+        weight: int = 1,
+        *,
+        only_finite: bool = False,
+    ) -> None:
         """Adds one value for each name.
 
         Args:
             iteration: The one under way, for a message.
             scalars: Numbers, or tensors of one element, by name.
             weight: How many times each counts: the number of its samples.
+            only_finite: Whether what is not finite is left out of these names, when it is read.
 
         Raises:
             TypeError: A value is not one number.
@@ -53,7 +63,10 @@ class Meter:
                 )
             if name not in self._sums:
                 self._sums[name] = _Sum()
-            self._sums[name].add(iteration, value, weight)
+            one = self._sums[name]
+            if only_finite:
+                one.only_finite = True
+            one.add(iteration, value, weight)
             self.is_used = True
 
     def note_used(self) -> None:
@@ -62,7 +75,7 @@ class Meter:
 
     def means(self) -> dict[str, float]:
         """Returns the mean of each name since the last line, and empties the meter."""
-        means = {name: one.mean() for name, one in self._read().items()}
+        means = {name: one.mean() for name, one in self._read().items() if one.count}
         self.clear()
         return means
 
@@ -108,8 +121,7 @@ class Meter:
         return []
 
     def _read(self) -> dict[str, _Sum]:
-        for one in self._sums.values():
-            one.read()
+        _read(self._sums.values())
         return self._sums
 
 
@@ -211,25 +223,40 @@ class _Sum:
     bad: list[tuple[int, float]] = field(default_factory=list)
     # Iterations, values and weights; they are read now and then, for a line may never come.
     unread: list[tuple[int, Any, int]] = field(default_factory=list)
+    only_finite: bool = False  # whether others are left out
 
     def add(self, iteration: int, value: Any, weight: int) -> None:
         # A copy, because the value may be changed in place before it is read.
         kept = value.detach().clone() if hasattr(value, "detach") else copy.copy(value)
         self.unread.append((iteration, kept, weight))
         if len(self.unread) == _UNREAD:
-            self.read()
+            _read([self])
 
     def mean(self) -> float:
         return self.total / (self.count * _UNITS) + sum(number for _, number in self.bad)
 
     def read(self) -> None:
-        """Adds the values that are unread; waits for the device if they are there."""
+        """Adds the values that are unread."""
         for iteration, value, weight in self.unread:
             number = float(value.item() if hasattr(value, "item") else value)
-            self.count += weight
             if math.isfinite(number):
                 numerator, denominator = number.as_integer_ratio()
                 self.total += weight * numerator * (_UNITS // denominator)
+            elif self.only_finite:
+                continue
             elif len(self.bad) < _NAMED:
                 self.bad.append((iteration, number))
+            self.count += weight
         self.unread = []
+
+
+def _read(sums: Collection[_Sum]) -> None:
+    """Adds the values that are unread; waits for the device once, if they are there."""
+    # Where the first value of a name is, there are the others, nearly always.
+    waiting = [one for one in sums if one.unread and on_device(one.unread[0][1])]
+    if waiting:
+        found = iter(numbers(value for one in waiting for _, value, _ in one.unread))
+        for one in waiting:
+            one.unread = [(at, next(found), weight) for at, _, weight in one.unread]
+    for one in sums:
+        one.read()

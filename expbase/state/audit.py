@@ -31,7 +31,7 @@ import numpy as np
 from paddle.nn import Layer
 from paddle.optimizer.lr import LRScheduler
 
-from expbase.base.arrays import Array
+from expbase.base.arrays import Array, fetch
 from expbase.base.files import checksum_of
 from expbase.base.generators import GENERATORS
 from expbase.base.objects import attributes_of, class_name, class_named, has_attributes
@@ -480,8 +480,9 @@ def _in_asked(walk: Walk, names: WalkedNames) -> Iterator[tuple[str, str]]:
 def _tensors_of(layer: Any) -> Stand:
     """Returns a checksum of a layer's own parameters and buffers, without its sublayers'."""
     tensors = (*layer._parameters.values(), *layer._buffers.values())
-    is_there = (t for t in tensors if t is not None and t._is_initialized())
-    return Stand(checksum_of(Array.of(tensor).data for tensor in is_there))
+    arrays = [Array.of(t) for t in tensors if t is not None and t._is_initialized()]
+    fetch(arrays)
+    return Stand(checksum_of(array.data for array in arrays))
 
 
 def _is_of_handle(path: str, walk: Walk) -> bool:

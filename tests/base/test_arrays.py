@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import struct
+import weakref
 from typing import Any
 
 import numpy as np
 import paddle
 import pytest
 import safetensors.paddle
+from tiny import DEVICE
 
-from expbase.base.arrays import Array, TensorFileError, describe, parse, serialize
+from expbase.base.arrays import (
+    Array,
+    TensorFileError,
+    copy_all,
+    describe,
+    fetch,
+    numbers,
+    parse,
+    pinned,
+    serialize,
+)
 
 SIZES = {
     "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8,
@@ -50,6 +63,72 @@ def entry(dtype: str, shape: Any, start: Any, end: Any) -> dict[str, Any]:
 
 TWO = header_of({"x": entry("U8", [4], 0, 4)["x"], "y": entry("U8", [4], 4, 8)["x"]}, bytes(8))
 ONE_NAME_TWICE = TWO.replace(b'"y"', b'"x"')
+
+
+@pytest.mark.parametrize("shape", [[2, 3], [1], [], [0, 3]], ids=str)
+@pytest.mark.parametrize("dtype", SIZES)
+@pytest.mark.device
+def test_every_type_and_shape_is_copied_to_the_byte_from_a_device(
+    dtype: str, shape: list[int]
+) -> None:
+    here, data = make(dtype, shape)
+    array, other, third = (Array.of(here.to(DEVICE)) for _ in range(3))
+    memory = np.full(len(data) + 2, 7, np.uint8)
+    copy_all([(array, memory[1:-1]), (array.as_bytes(), memory[1:-1])])
+    assert memory.tobytes() == b"\7" + data + b"\7"
+    fetch([other, array])
+    assert [array.data.tobytes(), other.data.tobytes(), third.data.tobytes()] == [data] * 3
+    assert (array.dtype, array.shape, array.nbytes) == (dtype, tuple(shape), len(data))
+    assert (array, array.is_on_host, str(array)) == (third, True, describe(here))
+    fetch([])
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "float32", "int64"])
+def test_some_elements_of_a_tensor_are_read_alike_from_every_device(dtype: str) -> None:
+    here, data = make(dtype, [3, 4])
+    size = SIZES[dtype]
+    expected = b"".join(data[i * size : (i + 1) * size] for i in (1, 6, 11))
+    for array in (Array.of(here), Array.of(here.to(DEVICE)), Array.of(here).copy()):
+        sample = array.every(5, 1)
+        assert (sample.data.tobytes(), sample.dtype, sample.shape) == (expected, dtype, (3,))
+
+
+@pytest.mark.device
+def test_a_part_of_a_tensor_on_a_device_is_its_own_bytes() -> None:
+    whole = paddle.arange(12, dtype="float32").reshape([3, 4]).to(DEVICE)
+    row, column = np.empty(16, np.uint8), np.empty(12, np.uint8)
+    copy_all([(Array.of(whole[1]), row), (Array.of(whole[:, 1]), column)])
+    assert row.view("float32").tolist() == [4, 5, 6, 7]
+    assert column.view("float32").tolist() == [1, 5, 9] == [*Array.of(whole[:, 1]).data.view("f4")]
+
+
+@pytest.mark.device
+def test_numbers_are_read_from_every_device_as_item_reads_them() -> None:
+    values: list[Any] = [1.5, np.float32(0.1), 7, paddle.to_tensor(0.1, "float64")]
+    made = {"float32": 0.1, "bfloat16": 0.1, "int64": 3, "bool": True, "float16": float("inf")}
+    for dtype, value in made.items():
+        one = paddle.to_tensor(value, "float32").astype(dtype)
+        values += [one.to(DEVICE), one.reshape([1]).to(DEVICE), one]
+    expected = [float(v.item() if hasattr(v, "item") else v) for v in values]
+    with paddle.amp.auto_cast(DEVICE != "cpu", level="O2", dtype="bfloat16"):
+        assert numbers(values) == expected
+    assert numbers([]) == []
+
+
+def test_pinned_memory_is_paddles_where_paddle_has_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(paddle, "is_compiled_with_cuda", lambda: True)
+    assert pinned(8).size == 8  # paddle for the CPU refuses
+    monkeypatch.setattr(paddle.Tensor, "pin_memory", lambda tensor: made.append(tensor) or tensor)
+    memory = pinned(8)
+    memory[:] = range(8)
+    assert made[0].tolist() == [*range(8)]
+    kept = weakref.ref(made.pop())
+    assert kept() is not None
+    del memory
+    gc.collect()
+    assert kept() is None
 
 
 @pytest.mark.parametrize("shape", [[2, 3], [1], [], [0, 3]], ids=str)

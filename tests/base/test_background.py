@@ -7,8 +7,9 @@ from concurrent import futures
 
 import forks
 import paddle
+import pretend
 import pytest
-from tiny import wait_until
+from tiny import DEVICE, wait_until
 
 from expbase.base.arrays import Array
 from expbase.base.background import Background, SnapshotBuffer
@@ -40,6 +41,33 @@ def test_what_the_job_raised_is_raised_once(error: BaseException) -> None:
     with pytest.raises(type(error)):
         writer.wait()
     writer.wait()
+
+
+@pytest.mark.device
+def test_a_snapshot_has_what_was_queued_before_it_and_nothing_after_it() -> None:
+    one, many = paddle.zeros([4]).to(DEVICE), paddle.zeros([1 << 16]).to(DEVICE)
+    live = {"file": {"one": Array.of(one), "many": Array.of(many), "none": Array.of(one[:0])}}
+    buffer = SnapshotBuffer()
+    for number in range(1, 4):
+        for _ in range(8):
+            many.fill_(-number)  # which takes a while
+        for tensor in (one, many):
+            tensor.fill_(number)
+        copies = buffer.snapshot(live)["file"]
+        for tensor in (one, many):
+            tensor.fill_(-1)
+        assert {*copies["one"].tensor().tolist(), *copies["many"].tensor().tolist()} == {number}
+
+
+@pytest.mark.pretend
+def test_a_snapshot_copies_each_tensor_once_and_waits_once() -> None:
+    live = {
+        name: {str(i): Array.of(paddle.ones([i, 5]).to(DEVICE)) for i in range(3)} for name in "ab"
+    }
+    before = pretend.counts()
+    SnapshotBuffer().snapshot(live)
+    counts = pretend.counts().since(before)
+    assert (counts.waits, counts.synchronized, counts.queued_to_host) == (1, 1, 4)
 
 
 def test_a_snapshot_keeps_its_bytes_and_the_next_one_takes_its_memory() -> None:

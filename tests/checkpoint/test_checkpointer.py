@@ -17,6 +17,7 @@ from forks import LONG_SECONDS
 from tiny import Tiny, make, refusing, run_of, same_bits, saved, trained
 
 from expbase.__main__ import main
+from expbase.base.arrays import parse
 from expbase.checkpoint import layout, storage
 from expbase.checkpoint.checkpointer import Checkpointer
 from expbase.checkpoint.layout import CheckpointError, FormatError
@@ -248,6 +249,41 @@ def test_nothing_but_damaged_checkpoints_is_an_error_and_no_fresh_start(tmp_path
     assert [file.name for file in aside.parent.iterdir()] == [aside.name]
 
 
+@pytest.mark.device
+def test_a_save_holds_its_iteration_though_kernels_are_queued_and_training_goes_on(
+    tmp_path: Path,
+) -> None:
+    class Queueing(Tiny):
+        """Counts in a weight, on the device, behind what takes a while there; waits for nothing."""
+
+        is_busy = False
+
+        def train_batch(self) -> None:
+            self.read_batch()
+            for number in range(500 * self.is_busy):
+                self.table.fill_(-number)
+            self.table.fill_(self.iteration)
+
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.embedding = paddle.nn.Embedding(100, 300)
+            self.table = self.embedding.weight
+            self.table.stop_gradient = True
+
+        def on_train_batch_begin(self) -> None:
+            self.table.fill_(-1)
+
+    busy = type("Queueing", (Queueing,), {"is_busy": True})
+    for name, experiment in (("idle", Queueing), ("busy", busy)):
+        trained(experiment, tmp_path / name, max_iteration=3, save_interval=1, keep_last=0)
+    for iteration in saved(tmp_path / "busy"):
+        step = f"checkpoints/step-{iteration:08d}"
+        same_bits(tmp_path / "busy" / step, tmp_path / "idle" / step)
+        table = parse((tmp_path / "busy" / step / "embedding.safetensors").read_bytes())["weight"]
+        assert {*table.tensor().flatten().tolist()} == {iteration}
+
+
+@pytest.mark.device
 @pytest.mark.parametrize("how", ["zeros", "pending"])
 def test_gradients_that_are_there_come_back(tmp_path: Path, how: str) -> None:
     class TwoHeads(Tiny):

@@ -406,7 +406,7 @@ def test_a_tensor_with_a_placement_goes_on_exactly() -> None:
     tensors, values = found.state_dict()
     state = (
         {
-            n: {k: replace(a, data=a.data.copy()) for k, a in of.items()}
+            n: {k: replace(a, source=a.data.copy()) for k, a in of.items()}
             for n, of in tensors.items()
         },
         values,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from contextlib import nullcontext
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from tiny import trained as trained_without_mixins
 from expbase import Config, ConfigError, ExperimentBase
 from expbase.checkpoint import model_files
 from expbase.checkpoint.best import best_of
+from expbase.checkpoint.layout import NonFiniteError
 from expbase.extras.mixins import (
     EarlyStopping,
     ExponentialMovingAverage,
@@ -683,6 +685,29 @@ def test_gradients_below_the_greatest_norm_keep_their_bits_and_zero_only_logs(
     norms = curve(tmp_path / "with", "train/grad_norm")
     assert list(norms) == [1, 2, 3, 4, 5, 6]
     assert all(0.1 < norm < 7.3 for norm in norms.values())
+
+
+@pytest.mark.parametrize("has_scaler", [True, False])
+def test_a_norm_that_overflows_is_left_out_with_a_scaler_and_else_an_error(
+    tmp_path: Path, has_scaler: bool
+) -> None:
+    class Overflowing(GradientClipping, Pair):
+        def setup_model(self) -> None:
+            super().setup_model()
+            if has_scaler:
+                self.scaler = paddle.amp.GradScaler(enable=False)
+
+        def train_batch(self) -> None:
+            self.read_batch()
+            factor = float("inf") if self.iteration == 2 else 1.0
+            (self.model(paddle.ones([1, 4])).sum() * factor).backward()
+            self.clip_gradients(self.optimizer)
+            self.optimizer.clear_grad()  # as a scaler leaves out such a step
+
+    with nullcontext() if has_scaler else pytest.raises(NonFiniteError, match="grad_norm=inf"):
+        trained(Overflowing, tmp_path / "run", max_iteration=3)
+    logged = curve(tmp_path / "run", "train/grad_norm")
+    assert [*logged] == [1, 3] if has_scaler else [1]
 
 
 def test_a_sparse_gradient_is_refused(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import paddle
 import pytest
+from tiny import DEVICE
 
 from expbase.record.meter import Meter, Reading, SampleMeter, means_over
 
@@ -134,3 +135,30 @@ def test_a_mean_over_samples_has_the_same_bits_whoever_has_which_batch(cuts: tup
             meter.add(1, {"loss": value})
         taken.append(meter.take())
     assert means_over(taken) == {"loss": math.fsum([4 * 0.1, 5 * (1 / 3)]) / 16}
+
+
+def test_of_names_that_may_overflow_the_finite_numbers_count() -> None:
+    meter = Meter()
+    for number in (1.0, math.inf, paddle.to_tensor(math.nan), 3.0):
+        meter.add(1, {"norm": number}, only_finite=True)
+    meter.add(1, {"none": math.inf}, only_finite=True)
+    assert meter.nonfinite() == ""
+    again = Meter()
+    again.load_state_dict(json.loads(json.dumps(meter.state_dict())))
+    again.add(2, {"norm": math.inf}, only_finite=True)
+    assert [meter.means(), again.means()] == [{"norm": 2.0}] * 2
+
+
+@pytest.mark.device
+def test_what_is_logged_of_a_device_is_what_item_reads() -> None:
+    meter = Meter()
+    values = [paddle.to_tensor(v).to(DEVICE) for v in (0.1, [0.2], 3, True)]
+    for value in values:
+        meter.add(1, {"loss": value, "on the host": value.cpu(), "number": value.item()})
+        value.fill_(9)
+    meter.add(1, {"loss": 0.5, "on the host": 0.5, "number": 0.5})
+    means = meter.means()
+    assert means["loss"] == means["on the host"] == means["number"]
+    for number in range(1000):  # so many are read before a line is due
+        meter.add(1, {"many": paddle.to_tensor(number).to(DEVICE)})
+    assert meter.means() == {"many": 499.5}

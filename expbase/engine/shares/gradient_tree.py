@@ -68,7 +68,7 @@ class GradientTree:
         with paddle.no_grad():
             total = _over_ranks(own, {**parameters, **from_zero})
             for path, tensor in from_zero.items():
-                tensor.copy_(total.pop(path), True)
+                tensor.copy_(total.pop(path), False)
             for path, grad in _sum(self._before, total).items():
                 set_gradient(parameters[path], grad)
 

@@ -111,7 +111,7 @@ class ShareStates:
 
     def _install(self, kept: Mapping[str, Any]) -> None:
         for path, tensor in self._statistics.items():
-            tensor.copy_(kept[path], True)
+            tensor.copy_(kept[path], False)  # behind what is queued; no wait
         for path in self._state.apart:
             self._state.spot(path).put(kept[path])
 
