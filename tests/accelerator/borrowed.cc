@@ -15,22 +15,29 @@
 #include "paddle/phi/kernels/activation_kernel.h"
 #include "paddle/phi/kernels/adam_kernel.h"
 #include "paddle/phi/kernels/adamw_kernel.h"
+#include "paddle/phi/kernels/add_n_kernel.h"
 #include "paddle/phi/kernels/amp_kernel.h"
+#include "paddle/phi/kernels/assign_kernel.h"
 #include "paddle/phi/kernels/batch_norm_grad_kernel.h"
 #include "paddle/phi/kernels/batch_norm_kernel.h"
 #include "paddle/phi/kernels/bitwise_kernel.h"
 #include "paddle/phi/kernels/cast_kernel.h"
+#include "paddle/phi/kernels/clip_kernel.h"
 #include "paddle/phi/kernels/compare_kernel.h"
 #include "paddle/phi/kernels/cross_entropy_grad_kernel.h"
 #include "paddle/phi/kernels/cross_entropy_kernel.h"
 #include "paddle/phi/kernels/elementwise_add_grad_kernel.h"
+#include "paddle/phi/kernels/elementwise_divide_kernel.h"
 #include "paddle/phi/kernels/elementwise_multiply_grad_kernel.h"
 #include "paddle/phi/kernels/elementwise_multiply_kernel.h"
+#include "paddle/phi/kernels/elementwise_subtract_kernel.h"
+#include "paddle/phi/kernels/isfinite_kernel.h"
 #include "paddle/phi/kernels/matmul_grad_kernel.h"
 #include "paddle/phi/kernels/matmul_kernel.h"
 #include "paddle/phi/kernels/mean_all_grad_kernel.h"
 #include "paddle/phi/kernels/mean_all_kernel.h"
 #include "paddle/phi/kernels/momentum_kernel.h"
+#include "paddle/phi/kernels/reduce_sum_kernel.h"
 #include "paddle/phi/kernels/scale_kernel.h"
 #include "paddle/phi/kernels/sgd_kernel.h"
 #include "paddle/phi/kernels/squared_l2_norm_kernel.h"
@@ -149,7 +156,7 @@ struct Several {
   Several(const Context& context, const std::vector<Pointer>& given) {
     for (auto pointer : given) {
       if constexpr (std::is_pointer_v<Each>) all.emplace_back(context, pointer);
-      if constexpr (std::is_reference_v<Each>) all.emplace_back(context, *pointer);
+      if constexpr (std::is_reference_v<Each>) all.emplace_back(context, static_cast<Each>(*pointer));
     }
   }
   void lift() {
@@ -166,6 +173,11 @@ struct Several {
 
 template <>
 struct Argument<const std::vector<const DenseTensor*>&> : Several<const DenseTensor&, const DenseTensor*> {
+  using Several::Several;
+};
+
+template <>
+struct Argument<const std::vector<const phi::TensorBase*>&> : Several<const DenseTensor&, const phi::TensorBase*> {
   using Several::Several;
 };
 
@@ -206,6 +218,12 @@ struct Borrowed<Kernel, void (*const)(const CPUContext&, Given...)> {
   }
 };
 
+// It is of no type in phi.
+template <typename T, typename Context>
+void Assign(const Context& context, const DenseTensor& x, DenseTensor* out) {
+  phi::AssignKernel(context, x, out);
+}
+
 }  // namespace pretend
 
 // The macro of paddle pastes the device's name, so that one has to be replaced before.
@@ -214,7 +232,7 @@ struct Borrowed<Kernel, void (*const)(const CPUContext&, Given...)> {
   struct name##_of_phi {                                           \
     static constexpr int kMaster = master;                         \
     template <typename T>                                          \
-    static constexpr auto of = &phi::function<T, phi::CPUContext>; \
+    static constexpr auto of = &function<T, phi::CPUContext>;      \
   };                                                               \
   REGISTER(name, PRETEND, ALL_LAYOUT, pretend::Borrowed<name##_of_phi>::Queue, __VA_ARGS__)
 #define BORROW(name, function, ...) \
@@ -224,28 +242,37 @@ struct Borrowed<Kernel, void (*const)(const CPUContext&, Given...)> {
   KERNEL(name, function, master, __VA_ARGS__) { kernel->InputAt(rate).SetDataType(phi::DataType::FLOAT32); }
 #define FLOATS float, phi::dtype::float16, phi::dtype::bfloat16
 
-BORROW(add_grad, AddGradKernel, FLOATS)
-BORROW(batch_norm, BatchNormKernel, FLOATS)
-BORROW(batch_norm_grad, BatchNormGradKernel, FLOATS)
-BORROW(bitwise_or, BitwiseOrKernel, bool)
-BORROW(cast, CastKernel, bool, int64_t, FLOATS)
-BORROW(check_finite_and_unscale, CheckFiniteAndUnscaleKernel, FLOATS)
-BORROW(cross_entropy_with_softmax, CrossEntropyWithSoftmaxKernel, FLOATS)
-BORROW(cross_entropy_with_softmax_grad, CrossEntropyWithSoftmaxGradKernel, FLOATS)
-BORROW(matmul, MatmulKernel, FLOATS)
-BORROW(matmul_grad, MatmulGradKernel, FLOATS)
-BORROW(mean_all, MeanAllKernel, FLOATS)
-BORROW(mean_all_grad, MeanAllGradKernel, FLOATS)
-BORROW(multiply, MultiplyKernel, int64_t, FLOATS)
-BORROW(multiply_grad, MultiplyGradKernel, FLOATS)
-BORROW(not_equal, NotEqualKernel, int64_t)
-BORROW(relu, ReluKernel, FLOATS)
-BORROW(relu_grad, ReluGradKernel, FLOATS)
-BORROW(scale, ScaleKernel, FLOATS)
-BORROW(squared_l2_norm, SquaredL2NormKernel, FLOATS)
-BORROW(tanh, TanhKernel, FLOATS)
-BORROW(tanh_grad, TanhGradKernel, FLOATS)
-BORROW_OPTIMIZER(adam, AdamDenseKernel, 2, 8, FLOATS)
-BORROW_OPTIMIZER(adamw, AdamwDenseKernel, 2, 8, FLOATS)
-BORROW_OPTIMIZER(momentum, MomentumDenseKernel, 3, 4, FLOATS)
-BORROW_OPTIMIZER(sgd, SGDDenseKernel, 1, 3, FLOATS)
+BORROW(add_grad, phi::AddGradKernel, FLOATS)
+BORROW(add_n, phi::AddNKernel, FLOATS)
+BORROW(assign, pretend::Assign, bool, int, int64_t, double, FLOATS)
+BORROW(batch_norm, phi::BatchNormKernel, FLOATS)
+BORROW(batch_norm_grad, phi::BatchNormGradKernel, FLOATS)
+BORROW(bitwise_or, phi::BitwiseOrKernel, bool)
+BORROW(cast, phi::CastKernel, bool, int, int64_t, FLOATS)
+BORROW(check_finite_and_unscale, phi::CheckFiniteAndUnscaleKernel, FLOATS)
+BORROW(clip, phi::ClipKernel, FLOATS)
+BORROW(cross_entropy_with_softmax, phi::CrossEntropyWithSoftmaxKernel, FLOATS)
+BORROW(cross_entropy_with_softmax_grad, phi::CrossEntropyWithSoftmaxGradKernel, FLOATS)
+BORROW(divide, phi::DivideKernel, FLOATS)
+BORROW(isfinite, phi::IsfiniteKernel, FLOATS)
+BORROW(matmul, phi::MatmulKernel, FLOATS)
+BORROW(matmul_grad, phi::MatmulGradKernel, FLOATS)
+BORROW(mean_all, phi::MeanAllKernel, FLOATS)
+BORROW(mean_all_grad, phi::MeanAllGradKernel, FLOATS)
+BORROW(multiply, phi::MultiplyKernel, int64_t, FLOATS)
+BORROW(multiply_grad, phi::MultiplyGradKernel, FLOATS)
+BORROW(not_equal, phi::NotEqualKernel, int64_t)
+BORROW(relu, phi::ReluKernel, FLOATS)
+BORROW(relu_grad, phi::ReluGradKernel, FLOATS)
+BORROW(scale, phi::ScaleKernel, FLOATS)
+BORROW(sqrt, phi::SqrtKernel, FLOATS)
+BORROW(square, phi::SquareKernel, FLOATS)
+BORROW(squared_l2_norm, phi::SquaredL2NormKernel, FLOATS)
+BORROW(subtract, phi::SubtractKernel, FLOATS)
+BORROW(sum, phi::SumKernel, FLOATS)
+BORROW(tanh, phi::TanhKernel, FLOATS)
+BORROW(tanh_grad, phi::TanhGradKernel, FLOATS)
+BORROW_OPTIMIZER(adam, phi::AdamDenseKernel, 2, 8, FLOATS)
+BORROW_OPTIMIZER(adamw, phi::AdamwDenseKernel, 2, 8, FLOATS)
+BORROW_OPTIMIZER(momentum, phi::MomentumDenseKernel, 3, 4, FLOATS)
+BORROW_OPTIMIZER(sgd, phi::SGDDenseKernel, 1, 3, FLOATS)
