@@ -12,6 +12,7 @@ import paddle
 import paddle.nn.functional as F
 import pretend
 import pytest
+from paddle.amp.auto_cast import amp_global_state
 from tiny import Notes, Tiny, curve, same_bits, trained
 
 from expbase.base.arrays import Array, parse
@@ -169,26 +170,46 @@ def test_an_exported_model_in_16_bits_computes_what_the_layer_does(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("dtype", "asked"), [("float16", 1), ("bfloat16", 0)])
-def test_an_update_waits_for_the_device_where_the_scaler_asks_it_and_nowhere_else(
+def test_an_update_waits_for_the_device_only_where_the_scaler_asks_it(
     tmp_path: Path, dtype: str, asked: int
 ) -> None:
-    class Counting(Mixed):
-        weights = Notes()
-
-        def setup_model(self) -> None:
-            super().setup_model()
-            self.waits: list[int] = Notes()
-
+    class Counted(Mixed):
         def weight(self) -> Any:
-            return None
+            return None  # which would ask
 
         def step_optimizers(self, *optimizers: Any) -> None:
             before = pretend.counts()
             super().step_optimizers(*optimizers)
-            self.waits.append(pretend.counts().since(before))
+            self.counts = Notes([*getattr(self, "counts", []), pretend.counts().since(before)])
 
-    experiment = type("Counting", (Counting,), {"dtype": dtype})
-    exp = trained(experiment, tmp_path / "run", max_iteration=4)
-    print(exp.waits)
-    # paddle/optimizer/optimizer.py, _apply_optimize: whether gradients overflowed
-    assert [counts.to_host for counts in exp.waits[1:]] == [asked] * 3
+    exp = trained(type("Counted", (Counted,), {"dtype": dtype}), tmp_path / "run", max_iteration=4)
+    later = exp.counts[1:]  # the first step makes the accumulators
+    # paddle/optimizer/optimizer.py, _create_optimization_pass, looks whether gradients overflowed.
+    assert [counts.to_host for counts in later] == [asked] * 3
+    assert [counts.to_device + counts.within for counts in later] == [0] * 3
+    assert [bool(counts.waits) for counts in later] == [bool(asked)] * 3
+
+
+def test_gradients_of_float32_that_an_update_leaves_to_weights_in_16_bits_are_restored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Every(Mixed):
+        """Steps with the gradients of two updates; paddle makes them float32 after each."""
+
+        dtype = "bfloat16"
+
+        def setup_model(self) -> None:
+            super().setup_model()
+            monkeypatch.setattr(amp_global_state(), "model_parameters", self.model.parameters())
+
+        def step_optimizers(self, *optimizers: Any) -> None:
+            assert self.model[0].weight.grad.dtype == paddle.float32
+            if self.iteration % 2 == 0:
+                super().step_optimizers(*optimizers)
+
+    monkeypatch.setattr(amp_global_state(), "use_master_grad", True)  # decorate(master_grad=True)
+    for output, ends in {"whole": (6,), "parts": (3, 6)}.items():
+        for end in ends:
+            trained(Every, tmp_path / output, max_iteration=end)
+    end = "checkpoints/step-00000006"
+    same_bits(tmp_path / "whole" / end, tmp_path / "parts" / end)
