@@ -117,7 +117,8 @@ struct Argument<DenseTensor*> : Argument<const DenseTensor&> {
       : Argument<const DenseTensor&>(context, allocated(context, given)), is_asked(given) {}
   DenseTensor* get() { return is_asked ? &host : nullptr; }
   void round() {
-    if (is_half(device)) cast(host, device.dtype(), &device);
+    if (is_half(device)) return cast(host, device.dtype(), &device);
+    if (is_asked && device.numel() > 0 && host.data() != device.data()) abort();  // it was of another type
   }
 
  private:
