@@ -715,6 +715,8 @@ class ExperimentBase(Events):
 
             self.load_model("runs/pretrain/best", partial=True)     # in startup, say
 
+        Numbers of another precision are converted: float32 of a file for a model in 16 bits, say.
+
         Args:
             path: A file of weights, a folder with one, a run's directory (its newest checkpoint),
                 `RUN/best` or `RUN/400`.
@@ -730,7 +732,14 @@ class ExperimentBase(Events):
         layers = self.__run.state.saved().layers
         code = self.__run.checkpointer.code
         model_files.load_model(
-            Path(path), layers, into, rename, partial=partial, logger=self.logger, code=code
+            Path(path),
+            layers,
+            into,
+            rename,
+            partial=partial,
+            optimizers=self.__run.state.found().optimizers.values(),
+            logger=self.logger,
+            code=code,
         )
 
     def export(

@@ -137,6 +137,10 @@ class Array:
         """Returns a copy in memory of its own."""
         return Array(self.dtype, self.shape, self.data.copy())
 
+    def converted(self, dtype: str) -> Array:
+        """Returns its numbers in another type; itself if it has that one."""
+        return self if dtype == self.dtype else Array.of(self.tensor().astype(dtype))
+
     def __eq__(self, other: object) -> bool:
         """Returns whether type, shape and every byte are the same."""
         return (

@@ -103,7 +103,8 @@ class Gradients:
             elif state[name] is None:
                 set_zero_gradient(parameter)
             else:
-                grad = paddle.empty_like(parameter)
+                # Its own type: of a parameter in 16 bits it is float32 with amp's master_grad.
+                grad = paddle.empty_like(parameter, dtype=state[name].dtype)
                 grad.copy_(state[name], True)
                 set_gradient(parameter, grad)
         return []

@@ -13,13 +13,21 @@ import json
 import logging
 import pickle
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import paddle
 
-from expbase.base.arrays import Array, describe, fetch, is_piece, parse, serialize
+from expbase.base.arrays import (
+    Array,
+    describe,
+    dtype_name,
+    fetch,
+    is_piece,
+    parse,
+    serialize,
+)
 from expbase.base.exit_codes import ExitCode
 from expbase.base.files import mapped, read_bytes, write_single_file
 from expbase.checkpoint import rank_state, storage
@@ -28,12 +36,14 @@ from expbase.checkpoint.named import find_named
 from expbase.config import ConfigError
 from expbase.ranks import collectives
 from expbase.record.sources import Code
-from expbase.state.parts import misfits
+from expbase.state.optimizers import set_masters
+from expbase.state.parts import misfits, tensors_of
 from expbase.state.walk import unwrap
 
 Weights = dict[str, Array]
 Rename = Callable[[str], str] | Mapping[str, str]  # of a weight in a file: its name here
 
+_FLOATS = "float16", "bfloat16", "float32", "float64"  # of which each becomes each
 _INDEX = ".safetensors.index.json"  # names the files of a model in parts
 _OF_OTHERS = f"model{_INDEX}", "model.safetensors"  # what Hugging Face and PaddleFormers write
 
@@ -122,8 +132,15 @@ def _without_rank_state(files: Mapping[str, Weights]) -> dict[str, Weights]:
     return {file: weights for file, weights in files.items() if not file.startswith(OF_RANK)}
 
 
+def _live(layer: Any) -> dict[str, Any]:
+    """Returns the tensors of a layer by their names in its state_dict."""
+    # That gives copies after decorate(save_dtype=…) (paddle/amp/auto_cast.py, StateDictHook).
+    own = tensors_of(layer)
+    return {name: own.get(name, tensor) for name, tensor in layer.state_dict().items()}
+
+
 def _need_whole(layer: Any, place: object) -> None:
-    pieces = [name for name, tensor in layer.state_dict().items() if is_piece(tensor)]
+    pieces = [name for name, tensor in _live(layer).items() if is_piece(tensor)]
     if pieces and collectives.world_size() > 1:
         raise WeightsError(
             f"{place}: {pieces[0]!r} is in pieces, one on each rank; expected a whole layer."
@@ -220,12 +237,14 @@ def load_model(
     rename: Rename | None = None,
     *,
     partial: bool = False,
+    optimizers: Iterable[Any] = (),
     logger: logging.Logger,
     code: Code,
 ) -> None:
     """Loads weights, and nothing else, on all ranks; what fitted goes into the log.
 
-    A line names the files of the `code` that have changed since a checkpoint was written.
+    Of `optimizers` the master weights are set, too. A line names the files of the `code` that have
+    changed since a checkpoint was written.
 
     Raises:
         WeightsError: They cannot be read, do not fit, or the user must say which layer is meant;
@@ -234,7 +253,8 @@ def load_model(
     place, found = _on_all_ranks(path)
     if rename is not None:
         found = {model: renamed(of_model, rename) for model, of_model in found.items()}
-    for name, text in set_weights(found, layers, into, partial=partial).items():
+    texts = set_weights(found, layers, into, partial=partial, optimizers=optimizers)
+    for name, text in texts.items():
         logger.info("loaded %s from %s: %s", name, place, text)
     if place is not None and not collectives.rank() and (place / MANIFEST).exists():
         info = storage.read_manifest(place)["info"]
@@ -260,12 +280,19 @@ def _on_all_ranks(path: Path) -> tuple[Path | None, dict[str, Weights]]:
 
 
 def set_weights(
-    found: Mapping[str, Weights], layers: Mapping[str, Any], into: str | None, *, partial: bool
+    found: Mapping[str, Weights],
+    layers: Mapping[str, Any],
+    into: str | None,
+    *,
+    partial: bool,
+    optimizers: Iterable[Any] = (),
 ) -> dict[str, str]:
     """Sets the weights of layers, after all of them were compared; says for each what fitted.
 
     `found` is what `read_weights` returned; `into` names one of the layers (None: those of the
-    names in the file, or the only one); with `partial` it is enough that something fits.
+    names in the file, or the only one); with `partial` it is enough that something fits. Numbers of
+    another precision are converted: a model in 16 bits begins with weights of float32, and the
+    other way round. `optimizers` have the master weights of those that are set.
 
     Raises:
         WeightsError: They do not fit, or the user must say which layer; nothing was changed.
@@ -277,14 +304,18 @@ def set_weights(
         _need_whole(layers[name], name)
         other = "model" if into and "" not in found else ""
         weights = found.get(name) or found.get(other, {})
-        tensors = layers[name].state_dict()
+        tensors = _live(layers[name])
         there = {key: describe(array) for key, array in weights.items()}
         here = {key: describe(tensor) for key, tensor in tensors.items()}
-        wrong = misfits(there, here, "file")
-        fits = [(weights[key], tensors[key]) for key in here if there.get(key) == here[key]]
-        fitting += fits
+        converted = [k for k in here if k in there and _is_converted(weights[k], tensors[k])]
+        wrong = misfits(there | {key: here[key] for key in converted}, here, "file")
+        fits = [key for key in here if key in converted or there.get(key) == here[key]]
+        fitting += [(weights[key], tensors[key]) for key in fits]
         has_misfits = has_misfits or bool(wrong)
         texts[name] = "\n  ".join([f"{len(fits)} fitted", *wrong])
+        for key in converted[:1]:
+            was, now = weights[key].dtype, dtype_name(tensors[key])
+            texts[name] += f"\n  {len(converted)} of them converted: {key} from {was} to {now}"
     if not texts or (not fitting if partial else has_misfits):
         named = "" if "" in found else f"; there are {', '.join(found) or 'none'}"
         table = "\n".join(f"{name}: {text}" for name, text in texts.items())
@@ -295,5 +326,14 @@ def set_weights(
             "what fits alone: partial=True, or --init_partial."
         )
     for array, tensor in fitting:
-        array.copy_to(tensor)
+        array.converted(dtype_name(tensor)).copy_to(tensor)
+    of_parameters = {tensor.name: array for array, tensor in fitting}
+    for optimizer in optimizers:
+        set_masters(optimizer, of_parameters)
     return texts
+
+
+def _is_converted(array: Array, tensor: Any) -> bool:
+    """Returns whether they differ, and in nothing but the precision of their numbers."""
+    types = {array.dtype, dtype_name(tensor)}
+    return len(types) == 2 and types <= {*_FLOATS} and array.shape == (*tensor.shape,)

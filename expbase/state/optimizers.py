@@ -63,6 +63,16 @@ def accumulators(optimizer: Any, names: Mapping[str, str]) -> dict[str, Any]:
     return tensors
 
 
+def set_masters(optimizer: Any, weights: Mapping[str, Array]) -> None:
+    """Sets the master weights of parameters that were set, by paddle's names of those.
+
+    Else the next step would bring back what the parameters were before.
+    """
+    for name, master in getattr(innermost(optimizer), "_master_weights", {}).items():
+        if name in weights:
+            weights[name].converted("float32").copy_to(master)
+
+
 def _prefix(optimizer: Any) -> str:
     return f"{optimizer._name}_" if optimizer._name else ""
 

@@ -46,6 +46,30 @@ std::unique_ptr<T[]> gathered(const T* data, const Numbers& shape, const Numbers
   return found;
 }
 
+template <typename T, typename Half>
+std::unique_ptr<T[]> lifted(const void* data, const Numbers& shape, const Numbers& strides) {
+  auto halves = gathered(static_cast<const Half*>(data), shape, strides);
+  std::unique_ptr<T[]> found(new T[volume(shape)]);
+  std::transform(halves.get(), halves.get() + volume(shape), found.get(), [](Half half) { return T(float(half)); });
+  return found;
+}
+
+// The elements as T. Paddle adds a gradient of 16 bits to one of float32, with amp's master_grad.
+template <typename T>
+std::unique_ptr<T[]> gathered_as(const void* pointer, phi::DataType type, const Numbers& shape, const Numbers& strides) {
+  const void* data = address(pointer);
+  if (type == phi::DataType::FLOAT16) return lifted<T, phi::dtype::float16>(data, shape, strides);
+  if (type == phi::DataType::BFLOAT16) return lifted<T, phi::dtype::bfloat16>(data, shape, strides);
+  return gathered(static_cast<const T*>(data), shape, strides);
+}
+
+// Where the elements lie; an error if they are neither of 16 bits nor T.
+template <typename T>
+const void* data_of(const DenseTensor& x) {
+  bool is_half = x.dtype() == phi::DataType::FLOAT16 || x.dtype() == phi::DataType::BFLOAT16;
+  return is_half ? x.data() : x.data<T>();
+}
+
 template <typename T>
 void scatter(const T* data, T* target, const Numbers& shape, const Numbers& strides) {
   for (int64_t i = volume(shape); i-- > 0;) target[place(i, shape, strides)] = data[i];
@@ -111,12 +135,12 @@ void Add(const Context& context, const DenseTensor& x, const DenseTensor& y, Den
   for (size_t axis = shape.size(), back = other.size(); back-- > 0;)
     if (shape[--axis] == 1) shape[axis] = other[back];
   auto steps = spread(x, shape), others = spread(y, shape);
-  const T *a = x.numel() ? x.data<T>() : nullptr, *b = y.numel() ? y.data<T>() : nullptr;
+  const void *a = x.numel() ? data_of<T>(x) : nullptr, *b = y.numel() ? data_of<T>(y) : nullptr;
   out->Resize(common::make_ddim(shape));
   T* data = context.template Alloc<T>(out);
-  run(context.stream(), [=] {
+  run(context.stream(), [=, type = x.dtype(), other = y.dtype()] {
     if (!volume(shape)) return;
-    auto one = gathered(real(a), shape, steps), two = gathered(real(b), shape, others);
+    auto one = gathered_as<T>(a, type, shape, steps), two = gathered_as<T>(b, other, shape, others);
     for (int64_t i = volume(shape); i-- > 0;) real(data)[i] = one[i] + two[i];
   });
 }

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import paddle
 import pytest
+from paddle.amp.auto_cast import StateDictHook
 from safetensors.paddle import load_file, save_file
 from tiny import Tiny, make, trained
 
@@ -201,6 +202,41 @@ def test_what_does_not_fit_is_told_in_a_table_and_changes_nothing(tmp_path: Path
     assert {name for name in after if after[name] != before[name]} >= {"0.weight", "1._mean"}
     assert after["3.weight"] == before["3.weight"]
     exp.close()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_weights_of_another_precision_are_converted_and_the_log_says_so(
+    tmp_path: Path, dtype: str
+) -> None:
+    class Half(Tiny):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.model[0].to(dtype=dtype)
+
+    half, single = ready(tmp_path / "half", Half), ready(tmp_path / "single")
+    text = f"8 fitted\n  2 of them converted: 0.weight from float32 to {dtype}\n"
+    single.save_model(tmp_path / "single.safetensors")
+    half.load_model(tmp_path / "single.safetensors")
+    assert text in (tmp_path / "half/worker_0.log").read_text()
+    rounded = single.model[0].weight.astype(dtype)
+    assert half.model[0].weight.numpy().tobytes() == rounded.numpy().tobytes()
+    half.save_model(tmp_path / "half.safetensors")
+    single.load_model(tmp_path / "half.safetensors")
+    assert (single.model[0].weight == rounded.astype("float32")).all()
+    half.close()
+    single.close()
+
+
+def test_weights_are_loaded_into_a_layer_whose_state_dict_gives_copies(tmp_path: Path) -> None:
+    exp = ready(tmp_path / "run")
+    exp.save_model(tmp_path / "first.safetensors")
+    before = weights_of(exp)
+    for part in exp.model.sublayers(include_self=True):  # as paddle.amp.decorate(save_dtype=…)
+        part.register_state_dict_hook(StateDictHook("float64"))
+    exp.model[0].weight.set_value(paddle.zeros([4, 8]))
+    exp.load_model(tmp_path / "first.safetensors")
+    exp.close()
+    assert exp.model[0].weight.numpy().tobytes() == before["0.weight"]
 
 
 class Parts(Tiny):
