@@ -21,10 +21,15 @@ from typing import Any
 
 import numpy as np
 from paddle.base import core, framework
+from paddle.distributed.fleet.layers.mpu.random import RNG_STATE_TRACKER
 
 # The purpose of a derived seed. It is the first number of its path, so that no two purposes draw
 # the same numbers. Checkpoints depend on the values: append, never reorder.
 SETUP, TRAIN, VALID, ORDER, SAMPLE, STREAM, PREDICT, EPOCH = range(8)
+
+# The seeds that a tensor parallel program has given the states of fleet's tracker, by name and
+# index: on each rank another one for what it is to draw otherwise.
+_tracked_seeds: dict[tuple[Any, ...], int] = {}
 
 
 def derive(seed: int, *path: int) -> int:
@@ -43,6 +48,21 @@ def seed_all(seed: int) -> None:
     seed_cpu(seed)
     for generator in _of_device():
         generator.manual_seed(seed)
+    for own, generator in _tracked():
+        generator.manual_seed(derive(seed, own))
+
+
+def _tracked() -> Iterator[tuple[int, Any]]:
+    """Yields, for each state of fleet's tracker, its own seed and a generator that has it just now.
+
+    `fleet.meta_parallel.get_rng_state_tracker` returns that tracker. Its states are further ones
+    of paddle's generators (paddle/distributed/fleet/layers/mpu/random.py), and under a name each.
+    """
+    for name in [*RNG_STATE_TRACKER.states_]:
+        with RNG_STATE_TRACKER.rng_state(name):
+            generator = (_of_device() or [core.default_cpu_generator()])[0]
+            key = name, *RNG_STATE_TRACKER.states_[name]
+            yield _tracked_seeds.setdefault(key, generator.initial_seed()), generator
 
 
 def _of_device() -> list[Any]:
@@ -68,6 +88,7 @@ def unmoved() -> Iterator[None]:
     """Restores, at the end of the block, the state of all generators that `seed_all` seeds."""
     of_paddle = [core.default_cpu_generator(), *_of_device()]
     states = [generator.get_state() for generator in of_paddle]
+    of_tracker = [generator.get_state() for _, generator in _tracked()]
     of_python = random.getstate()
     of_numpy = np.random.get_state()
     try:
@@ -76,6 +97,8 @@ def unmoved() -> Iterator[None]:
         random.setstate(of_python)
         np.random.set_state(of_numpy)
         for generator, state in zip(of_paddle, states, strict=True):
+            generator.set_state(state)
+        for (_, generator), state in zip(_tracked(), of_tracker, strict=False):
             generator.set_state(state)
 
 
