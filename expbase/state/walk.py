@@ -409,7 +409,9 @@ class WalkedNames(Names):
 
     def name_of(self, value: Any) -> str | None:
         path = self._by_path.get(id(value)) or self._paths.get(id(value))
-        is_known = path is not None and self.get(path) is value
+        known = None if path is None else self.get(path)
+        # The node of a wrapper of fleet's is that of the optimizer in it.
+        is_known = path is not None and (known is value or known is optimizers.innermost(value))
         return path if is_known else self._others.get(id(value))
 
     def get(self, name: str) -> Any:
