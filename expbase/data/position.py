@@ -125,9 +125,10 @@ class DataPosition:
             ) from None
 
     def part_of_update(self, count: int, rank: int) -> tuple[int, int]:
-        """Returns the number of the last batch within its update of `count` batches on each rank.
+        """Returns the number of the last batch within its update.
 
         Args:
+            count: Batches of an update on each rank.
             rank: Whose batch it is.
 
         Returns:
