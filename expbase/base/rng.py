@@ -103,10 +103,10 @@ def unmoved() -> Iterator[None]:
 
 
 def seed_cpu(seed: int) -> None:
-    """Seeds python, numpy and paddle's CPU generator: all that a data set may draw from.
+    """Seeds python, numpy and paddle's CPU generator: all that a worker process may draw from.
 
-    Touches no device, so it is legal in a loader's worker process. `paddle.seed` is not: it seeds
-    the generators of all GPUs (paddle/framework/random.py, seed).
+    Touches no device, so it is legal there. `paddle.seed` is not: it seeds the generators of all
+    GPUs (paddle/framework/random.py, seed).
     """
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)

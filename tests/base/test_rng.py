@@ -15,7 +15,7 @@ import pytest
 from paddle.distributed.fleet.base import topology
 from paddle.distributed.fleet.meta_parallel import get_rng_state_tracker
 from paddle.io import DataLoader
-from tiny import DEVICE, Notes, Points, Tiny, same_bits, trained
+from tiny import DEVICE, Helped, Notes, Points, Tiny, same_bits, trained
 
 from expbase import on
 from expbase.base import rng
@@ -50,7 +50,7 @@ def test_one_seed_is_enough_for_all_libraries() -> None:
     assert all(one != other for one, other in zip(draws()[:-1], first[:-1], strict=True))
 
 
-def test_what_a_data_set_may_draw_from_is_seeded_alike() -> None:
+def test_what_a_worker_may_draw_from_is_seeded_alike() -> None:
     rng.seed_all(1 << 62)
     first = draws()
     rng.seed_cpu(1 << 62)
@@ -293,6 +293,25 @@ def test_each_batch_of_an_update_has_random_numbers_of_its_own(tmp_path: Path) -
     drawn: list[float] = []
     trained(Shares, tmp_path / "run", max_iteration=1, accumulation_steps=3)
     assert drawn == [seeded(share) for share in range(3)]
+
+
+@pytest.mark.device
+def test_what_a_data_set_draws_depends_on_the_place_in_the_order_alone(tmp_path: Path) -> None:
+    class Noting(Points):
+        def __getitem__(self, index: int) -> tuple[np.ndarray, np.int64]:
+            drawn.append(paddle.rand([2]).tolist())
+            return super().__getitem__(index)
+
+    class Loading(Helped):
+        def setup_dataloader(self) -> None:
+            self.train_loader = DataLoader(Noting(8), batch_size=2)
+
+    drawn: list[Any] = []
+    none = {"valid_interval": 0, "max_epoch": 1}
+    trained(Loading, tmp_path / "one", **none)
+    one, drawn[:] = [*drawn], []
+    trained(Loading, tmp_path / "other", accumulation_steps=2, **none)
+    assert drawn == one
 
 
 def test_ranks_that_share_layers_draw_the_numbers_of_the_first_of_them(
