@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny import Tiny, curve, ledger, metrics, same_bits, saved, trained
+from tiny import DEVICE, Tiny, curve, ledger, metrics, same_bits, saved, trained
 
 from expbase import ConfigError
 from expbase.checkpoint.layout import CheckpointError
@@ -42,6 +42,17 @@ def test_another_number_of_threads_is_said_on_resume(
     trained(Tiny, tmp_path / "run", max_iteration=4)
     text = "not exact: threads: 2 there, 3 now: kernels may sum in another order"
     assert text in capfd.readouterr().err
+
+
+@pytest.mark.pretend
+def test_another_kind_of_device_is_said_on_resume(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    trained(Tiny, tmp_path / "run", {"device": "cpu"}, max_iteration=2)
+    trained(Tiny, tmp_path / "run", max_iteration=4)
+    text = f"device: cpu there, {DEVICE.partition(':')[0]} now: kernels may sum in another order, "
+    text += "and paddle draws other random numbers: random_split holds out other samples"
+    assert f"not exact: {text}" in capfd.readouterr().err
 
 
 def test_a_continued_run_ends_with_the_bits_of_one_that_was_not_interrupted(tmp_path: Path) -> None:
