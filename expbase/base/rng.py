@@ -65,6 +65,17 @@ def _tracked() -> Iterator[tuple[int, Any]]:
             yield _tracked_seeds.setdefault(key, generator.initial_seed()), generator
 
 
+def is_seeded(generator: Any) -> bool:
+    """Returns whether a generator is one of those that `seed_all` seeds, as `paddle.seed` and
+    `paddle.Generator()` return them; each time it is another object.
+    """
+    probe = generator.initial_seed() ^ 1
+    with unmoved():
+        for known in (core.default_cpu_generator(), *_of_device()):
+            known.manual_seed(probe)
+        return bool(generator.initial_seed() == probe)
+
+
 def _of_device() -> list[Any]:
     """Returns paddle's generator of this process's device, unless that is the CPU."""
     device = framework._current_expected_place_()

@@ -29,11 +29,13 @@ from typing import Any
 
 import numpy as np
 import paddle
+from paddle.base import core
 from paddle.base.framework import EagerParamBase
 from paddle.io import DataLoader
 from paddle.nn import Layer
 from paddle.optimizer.lr import LRScheduler
 
+from expbase.base import rng
 from expbase.base.encoding import Names
 from expbase.base.objects import attributes_of, class_name, has_attributes
 from expbase.state import optimizers
@@ -305,6 +307,8 @@ class Walk:
             return ParameterNode(value)
         if isinstance(value, np.memmap):  # a file
             return None
+        if isinstance(value, core.Generator) and rng.is_seeded(value):
+            return None  # it is no state
         if isinstance(value, (*LEAVES, list, set, deque)):
             return WholeNode(value)
         if isinstance(value, dict):

@@ -219,6 +219,23 @@ class Asked:
         self.count = state["count"]
 
 
+@pytest.mark.device
+def test_paddles_own_generator_is_no_state(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Keeping(Tiny):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.of_cpu = paddle.seed(5)
+            self.of_device = paddle.Generator()
+
+    for end in (2, 4):
+        trained(Keeping, tmp_path / "run", max_iteration=end)
+    said = capfd.readouterr().err
+    assert "not exact" not in said
+    assert CHANGED not in said
+
+
 def test_what_an_object_leaves_out_of_its_own_state_is_named_at_the_resume() -> None:
     one = Start({"asked": Asked()})
     one.own.asked.count = one.own.asked.other = 2
