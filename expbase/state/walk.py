@@ -62,6 +62,7 @@ from expbase.state.nodes import (
     OptimizerNode,
     ParameterNode,
     ScheduleNode,
+    SeededNode,
     StatefulNode,
     WholeNode,
     cells_of,
@@ -308,7 +309,7 @@ class Walk:
         if isinstance(value, np.memmap):  # a file
             return None
         if isinstance(value, core.Generator) and rng.is_seeded(value):
-            return None  # it is no state
+            return SeededNode(value)
         if isinstance(value, (*LEAVES, list, set, deque)):
             return WholeNode(value)
         if isinstance(value, dict):
