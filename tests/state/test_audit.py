@@ -20,6 +20,7 @@ from paddle.io import DataLoader
 from starts import Start
 from tiny import Notes, Points, Tiny, trained
 
+from expbase.base import rng
 from expbase.state import audit, walk
 
 CHANGED = ": changed in training, and in no checkpoint: a resumed run has what setup makes of it."
@@ -227,7 +228,7 @@ def test_paddles_own_generator_is_no_state(
         def setup_model(self) -> None:
             super().setup_model()
             self.of_cpu = paddle.seed(5)
-            self.of_device = paddle.Generator()
+            self.of_device = rng._of_device()
 
     for end in (2, 4):
         trained(Keeping, tmp_path / "run", max_iteration=end)
