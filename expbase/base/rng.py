@@ -27,9 +27,10 @@ from paddle.distributed.fleet.layers.mpu.random import RNG_STATE_TRACKER
 # the same numbers. Checkpoints depend on the values: append, never reorder.
 SETUP, TRAIN, VALID, ORDER, SAMPLE, STREAM, PREDICT, EPOCH = range(8)
 
-# The seeds that a tensor parallel program has given the states of fleet's tracker, by name and
-# index: on each rank another one for what it is to draw otherwise.
-_tracked_seeds: dict[tuple[Any, ...], int] = {}
+# Of the states of fleet's tracker, by name and indices: the device on which it was met first, and
+# the seed that the tensor parallel program has given it. What each rank is to draw otherwise has
+# another seed on each.
+_met: dict[tuple[Any, ...], tuple[str, int]] = {}
 
 
 def derive(seed: int, *path: int) -> int:
@@ -56,13 +57,20 @@ def _tracked() -> Iterator[tuple[int, Any]]:
     """Yields, for each state of fleet's tracker, its own seed and a generator that has it just now.
 
     `fleet.meta_parallel.get_rng_state_tracker` returns that tracker. Its states are further ones
-    of paddle's generators (paddle/distributed/fleet/layers/mpu/random.py), and under a name each.
+    of the generators of the device on which they were added
+    (paddle/distributed/fleet/layers/mpu/random.py), and under a name each.
     """
-    for name in [*RNG_STATE_TRACKER.states_]:
-        with RNG_STATE_TRACKER.rng_state(name):
+    here = str(framework._current_expected_place_())
+    for name, indices in [*RNG_STATE_TRACKER.states_.items()]:
+        device, own = _met.get((name, *indices), (here, None))
+        if device != here:  # a generator that is given the index of another one draws no more
+            continue
+        with contextlib.suppress(ValueError), RNG_STATE_TRACKER.rng_state(name):
             generator = (_of_device() or [core.default_cpu_generator()])[0]
-            key = name, *RNG_STATE_TRACKER.states_[name]
-            yield _tracked_seeds.setdefault(key, generator.initial_seed()), generator
+            if own is None:
+                own = generator.initial_seed()
+                _met[(name, *indices)] = here, own
+            yield own, generator
 
 
 def is_seeded(generator: Any) -> bool:

@@ -129,6 +129,22 @@ def test_a_derived_seed_is_the_same_in_every_version() -> None:
     assert rng.derive(0, rng.ORDER, 1) == 2236338143322339785
 
 
+@pytest.mark.pretend
+@pytest.mark.parametrize("is_met", [False, True])
+def test_a_state_of_fleets_tracker_that_is_of_another_device_is_left_alone(
+    tracker: Any, is_met: bool
+) -> None:
+    paddle.set_device("cpu")
+    tracker.add("of the CPU", 11)
+    if is_met:
+        rng.seed_all(5)
+    paddle.set_device(DEVICE)
+    rng.seed_all(5)
+    first = draws()
+    rng.seed_all(5)
+    assert draws() == first
+
+
 class Watching(Tiny):
     """Notes what every place draws in which a user may draw, of all that counts."""
 
