@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
+import pretend
 import pytest
-from tiny import TESTS, run_script
+from forks import LONG_SECONDS
+from tiny import TESTS, run_script, same_bits
 
 pytestmark = pytest.mark.long
 
@@ -90,3 +96,27 @@ def test_damaged_and_foreign_files_are_refused_in_a_line(forked: None) -> None:
 def test_a_script_as_other_people_write_them_continues_without_a_warning(forked: None) -> None:
     result = run_script(TESTS / "proofs/manners.py", "--only", "tracked")
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.skipif(pretend.folder() is None, reason="no g++")
+def test_fleets_tensor_parallel_continues_to_the_same_bits(tmp_path: Path) -> None:
+    def train(run: Path) -> str:
+        words = ["--device", pretend.NAME, "--nprocs", "2", "--output", str(run)]
+        training = {"max_iteration": 6, "save_interval": 2, "log_interval": 1}
+        words += [f"training.{key}={value}" for key, value in training.items()]
+        command = [sys.executable, str(TESTS / "proofs/tensor_parallel.py"), *words]
+        environment = {**os.environ, **pretend.environment(), "PYTHONWARNINGS": "ignore"}
+        how = {"env": environment, "timeout": LONG_SECONDS, "capture_output": True}
+        result = subprocess.run(command, text=True, **how)
+        assert result.returncode == 0, result.stderr
+        return result.stderr
+
+    text = train(tmp_path / "whole")
+    assert "differs between the ranks" not in text  # what all have whole
+    shutil.copytree(tmp_path / "whole", tmp_path / "parts")
+    for iteration in (4, 6):
+        shutil.rmtree(tmp_path / f"parts/checkpoints/step-{iteration:08}")
+    text = train(tmp_path / "parts")
+    assert "from step-00000002" in text
+    assert "not exact" not in text
+    same_bits(*(tmp_path / run / "checkpoints/step-00000006" for run in ("whole", "parts")))

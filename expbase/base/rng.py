@@ -21,10 +21,16 @@ from typing import Any
 
 import numpy as np
 from paddle.base import core, framework
+from paddle.distributed.fleet.layers.mpu.random import RNG_STATE_TRACKER
 
 # The purpose of a derived seed. It is the first number of its path, so that no two purposes draw
 # the same numbers. Checkpoints depend on the values: append, never reorder.
 SETUP, TRAIN, VALID, ORDER, SAMPLE, STREAM, PREDICT, EPOCH = range(8)
+
+# Of the states of fleet's tracker, by name and indices: the device on which it was met first, and
+# the seed that the tensor parallel program has given it. What each rank is to draw otherwise has
+# another seed on each.
+_met: dict[tuple[Any, ...], tuple[str, int]] = {}
 
 
 def derive(seed: int, *path: int) -> int:
@@ -43,6 +49,39 @@ def seed_all(seed: int) -> None:
     seed_cpu(seed)
     for generator in _of_device():
         generator.manual_seed(seed)
+    for own, generator in _tracked():
+        generator.manual_seed(derive(seed, own))
+
+
+def _tracked() -> Iterator[tuple[int, Any]]:
+    """Yields, for each state of fleet's tracker, its own seed and a generator that has it just now.
+
+    `fleet.meta_parallel.get_rng_state_tracker` returns that tracker. Its states are further ones
+    of the generators of the device on which they were added
+    (paddle/distributed/fleet/layers/mpu/random.py), and under a name each.
+    """
+    here = str(framework._current_expected_place_())
+    for name, indices in [*RNG_STATE_TRACKER.states_.items()]:
+        device, own = _met.get((name, *indices), (here, None))
+        if device != here:  # a generator that is given the index of another one draws no more
+            continue
+        with contextlib.suppress(ValueError), RNG_STATE_TRACKER.rng_state(name):
+            generator = (_of_device() or [core.default_cpu_generator()])[0]
+            if own is None:
+                own = generator.initial_seed()
+                _met[(name, *indices)] = here, own
+            yield own, generator
+
+
+def is_seeded(generator: Any) -> bool:
+    """Returns whether a generator is one of those that `seed_all` seeds, as `paddle.seed` and
+    `paddle.Generator()` return them; each time it is another object.
+    """
+    probe = generator.initial_seed() ^ 1
+    with unmoved():
+        for known in (core.default_cpu_generator(), *_of_device()):
+            known.manual_seed(probe)
+        return bool(generator.initial_seed() == probe)
 
 
 def _of_device() -> list[Any]:
@@ -68,6 +107,7 @@ def unmoved() -> Iterator[None]:
     """Restores, at the end of the block, the state of all generators that `seed_all` seeds."""
     of_paddle = [core.default_cpu_generator(), *_of_device()]
     states = [generator.get_state() for generator in of_paddle]
+    of_tracker = [generator.get_state() for _, generator in _tracked()]
     of_python = random.getstate()
     of_numpy = np.random.get_state()
     try:
@@ -77,13 +117,15 @@ def unmoved() -> Iterator[None]:
         np.random.set_state(of_numpy)
         for generator, state in zip(of_paddle, states, strict=True):
             generator.set_state(state)
+        for (_, generator), state in zip(_tracked(), of_tracker, strict=False):
+            generator.set_state(state)
 
 
 def seed_cpu(seed: int) -> None:
-    """Seeds python, numpy and paddle's CPU generator: all that a data set may draw from.
+    """Seeds python, numpy and paddle's CPU generator: all that a worker process may draw from.
 
-    Touches no device, so it is legal in a loader's worker process. `paddle.seed` is not: it seeds
-    the generators of all GPUs (paddle/framework/random.py, seed).
+    Touches no device, so it is legal there. `paddle.seed` is not: it seeds the generators of all
+    GPUs (paddle/framework/random.py, seed).
     """
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)

@@ -127,8 +127,10 @@ class Environment:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Compares; returns reasons why continuing is not exact."""
+        order = "kernels may sum in another order"
+        others = ", and paddle draws other random numbers: random_split holds out other samples"
         return [
-            f"{name}: {state.get(name)} there, {now} now: kernels may sum in another order"
+            f"{name}: {state.get(name)} there, {now} now: {order}{others * (name == 'device')}"
             for name, now in self.state_dict().items()
             if state.get(name) != now
         ]

@@ -355,7 +355,7 @@ class MapStyleLoader(LoaderAdapter):
             return
         if shard.one_order and shard.world_size > 1:
             first = [] if self._order.is_read_once else self._order.ask(1)
-            rng.seed_cpu(shard.seed)
+            rng.seed_all(shard.seed)
             indices = [index for batch in first for index in batch.indices][:1]
             with undrawn(self.loader.dataset):
                 samples = [self.loader.dataset[index] for index in indices]
@@ -426,7 +426,7 @@ class MapStyleLoader(LoaderAdapter):
         order = self._once_order()
         has_one_order = self.has_one_order or order is not self._order
         seed = rng.derive(self.shard.seed, purpose, number)
-        rng.seed_cpu(seed)
+        rng.seed_all(seed)
         with unmoved(order.stateful):
             # `iter`, because list() asks a sampler for its length, which may fail.
             is_known = order.kind == "in order"  # and may be too long for a list

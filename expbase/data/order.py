@@ -167,7 +167,7 @@ class BatchOrder:
         if self.kind == "in order":  # there may be more than a list can hold
             return range(len(self._inner))
         if self._listing is None or self._listing[0] != epoch:
-            rng.seed_cpu(seed)
+            rng.seed_all(seed)
             self._listing = (epoch, list(sampler))
         return self._listing[1]
 
@@ -304,7 +304,7 @@ def seeded(iterable: Iterable[Any], seed: int, number: int = 0) -> Iterator[Any]
     """
     iterator: Iterator[Any] | None = None
     for item_number in itertools.count(number):
-        rng.seed_cpu(rng.derive(seed, item_number))
+        rng.seed_all(rng.derive(seed, item_number))
         if iterator is None:
             with forking():  # a DataLoader with a way of its own may start workers
                 iterator = iter(iterable)

@@ -124,15 +124,19 @@ class DataPosition:
                 "promised."
             ) from None
 
-    def part_of_update(self, count: int) -> tuple[int, int]:
-        """Returns the number of the last batch within its update of `count` batches on each rank.
+    def part_of_update(self, count: int, rank: int) -> tuple[int, int]:
+        """Returns the number of the last batch within its update.
+
+        Args:
+            count: Batches of an update on each rank.
+            rank: Whose batch it is.
 
         Returns:
             The number over all ranks, from 0, and how often this rank had it before in this
             update: a train_batch may read more than `count` batches.
         """
         turn, number = divmod(max(self._reads - 1, 0), count)
-        return self.adapter.shard.rank * count + number, turn
+        return rank * count + number, turn
 
     @property
     def _layout(self) -> list[Any]:

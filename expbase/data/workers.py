@@ -85,7 +85,7 @@ class Fetcher:
         dataset = _BatchDataset(self._loader)
         to_tensors = tensors_at(self._loader.places[0])
         for taken, last in with_last(numbered):
-            rng.seed_cpu(rng.derive(base, taken.position))
+            rng.seed_all(rng.derive(base, taken.position))  # paddle draws on the device here
             try:
                 batch = dataset.batch(taken.indices)
             except (Exception, SystemExit) as error:

@@ -102,7 +102,7 @@ class Internals:
     @property
     def share(self) -> int:
         """Which of the num_shares batches of an update was read last, from 0 on."""
-        return self._data.part_of_update(self._update.batches)[0]
+        return self._data.part_of_update(self._update.batches, self._start.rank)[0]
 
     @property
     def batch_indices(self) -> list[Any] | None:

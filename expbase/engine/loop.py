@@ -376,7 +376,7 @@ class Loop:
         batch = data.read(self.iteration)
         if not self._stopwatch.batches:
             self._note("data", iteration=self.iteration, first_batch=checksum(batch))
-        part = data.part_of_update(self._update.batches)
+        part = data.part_of_update(self._update.batches, self._update.batch_rank)
         rng.seed_for(self._training["seed"], rng.TRAIN, self.iteration, *part)
         self._stopwatch.note_batch(began)
         return batch

@@ -410,6 +410,7 @@ class Run:
         facts["self.valid_loader"] = f"{num_samples(experiment.valid_loader)} samples"
         self.facts["loaders"] = {name: facts[name] for name in facts if name.startswith("self.")}
         alike.check_alike({**facts, **found.shapes()})
+        self.update.note_ranks()
         self.update.wrappers.note_all()
         self.checkpointer.expect(found)
         self.report.card(experiment, found.layers, self.update.batches)

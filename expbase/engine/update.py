@@ -92,8 +92,7 @@ class Update:
         self.stepping: tuple[Any, ...] = ()  # the optimizers that step now
         self.batches = division.batches
         self.ranks_repeat = division.ranks_repeat
-        # Whose random numbers are drawn outside of micro-batches; all ranks may draw alike.
-        self.seed_rank = 0 if self.ranks_repeat else collectives.rank()
+        self.note_ranks()
         self.wrappers = Wrappers(state.found)
         self._division = division
         self._state = state
@@ -101,6 +100,11 @@ class Update:
         self._divisor = 1  # of a loss: in a loop over micro-batches their number
         self._yielded = 0  # micro-batches of the loop under way; 0 outside of it
         self.first_gradients = FirstGradients(lambda: self._divisor)
+
+    def note_ranks(self) -> None:
+        """Takes the ranks whose random numbers this one draws; setup_model may connect fleet."""
+        self.batch_rank = collectives.drawing_rank()  # after each batch
+        self.seed_rank = 0 if self.ranks_repeat else self.batch_rank  # outside of micro-batches
 
     @property
     def repeats_rank_zero(self) -> bool:

@@ -23,6 +23,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import paddle
 import paddle.distributed as dist
+from paddle.distributed.fleet.base import topology
 
 from expbase.base.arrays import numbers
 from expbase.base.device import is_custom, kind_of
@@ -47,6 +48,16 @@ class RankZeroError(RuntimeError):
 def rank() -> int:
     """Returns the number of this process, from 0; it is known before init_parallel, too."""
     return int(dist.get_rank())
+
+
+def drawing_rank() -> int:
+    """Returns the rank whose random numbers this one draws in training: its own.
+
+    Ranks that share layers, by fleet's tensor parallel, draw those of their first one: what each
+    of them has whole, it must drop alike.
+    """
+    groups = topology._HYBRID_PARALLEL_GROUP  # None before fleet.init
+    return rank() if groups is None else int(groups.get_model_parallel_group_src_rank())
 
 
 def world_size() -> int:

@@ -98,6 +98,13 @@ class WholeNode(Node):
             yield from enumerate(items)
 
 
+class SeededNode(WholeNode):
+    """A generator that base/rng.py seeds anew at each place, so that it has no state to save."""
+
+    def places(self) -> Mapping[Any, Any]:
+        return {}
+
+
 class DictNode(Node):
     """A dict, whose items are places; one with many items is changed as a whole."""
 

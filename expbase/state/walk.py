@@ -29,11 +29,13 @@ from typing import Any
 
 import numpy as np
 import paddle
+from paddle.base import core
 from paddle.base.framework import EagerParamBase
 from paddle.io import DataLoader
 from paddle.nn import Layer
 from paddle.optimizer.lr import LRScheduler
 
+from expbase.base import rng
 from expbase.base.encoding import Names
 from expbase.base.objects import attributes_of, class_name, has_attributes
 from expbase.state import optimizers
@@ -60,6 +62,7 @@ from expbase.state.nodes import (
     OptimizerNode,
     ParameterNode,
     ScheduleNode,
+    SeededNode,
     StatefulNode,
     WholeNode,
     cells_of,
@@ -305,6 +308,8 @@ class Walk:
             return ParameterNode(value)
         if isinstance(value, np.memmap):  # a file
             return None
+        if isinstance(value, core.Generator) and rng.is_seeded(value):
+            return SeededNode(value)
         if isinstance(value, (*LEAVES, list, set, deque)):
             return WholeNode(value)
         if isinstance(value, dict):
@@ -409,7 +414,9 @@ class WalkedNames(Names):
 
     def name_of(self, value: Any) -> str | None:
         path = self._by_path.get(id(value)) or self._paths.get(id(value))
-        is_known = path is not None and self.get(path) is value
+        known = None if path is None else self.get(path)
+        # The node of a wrapper of fleet's is that of the optimizer in it.
+        is_known = path is not None and (known is value or known is optimizers.innermost(value))
         return path if is_known else self._others.get(id(value))
 
     def get(self, name: str) -> Any:

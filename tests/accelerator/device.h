@@ -7,6 +7,9 @@
 #define PRETEND intel_hpu
 #define PRETEND_NAME "intel_hpu"
 
+// Registers a kernel for types; the macro of paddle pastes the device's name, so that one has to be replaced before.
+#define KERNEL(name, device, function, ...) PD_REGISTER_PLUGIN_KERNEL(name, device, ALL_LAYOUT, function, __VA_ARGS__) {}
+
 namespace pretend {
 
 // Queues work on a stream. Without a stream it runs now, after all that is queued anywhere.

@@ -147,8 +147,6 @@ void Add(const Context& context, const DenseTensor& x, const DenseTensor& y, Den
 
 }  // namespace pretend
 
-// The macro of paddle pastes the device's name, so that one has to be replaced before.
-#define KERNEL(name, device, function, ...) PD_REGISTER_PLUGIN_KERNEL(name, device, ALL_LAYOUT, function, __VA_ARGS__) {}
 #define NUMBERS float, double, int, int64_t, phi::dtype::float16, phi::dtype::bfloat16
 #define ALL_TYPES NUMBERS, int16_t, int8_t, uint8_t, bool
 

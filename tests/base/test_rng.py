@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import paddle
+import paddle.nn.functional as F
 import pytest
+from paddle.distributed.fleet.base import topology
+from paddle.distributed.fleet.meta_parallel import get_rng_state_tracker
 from paddle.io import DataLoader
-from tiny import Notes, Points, Tiny, same_bits, trained
+from tiny import DEVICE, Helped, Notes, Points, Tiny, same_bits, trained
 
 from expbase import on
 from expbase.base import rng
+from expbase.base.generators import generator_state, set_generator_state
 from expbase.extras.all_events import AllEvents
 
 
@@ -24,19 +28,92 @@ def draws() -> list[Any]:
     return [
         random.random(), random.gauss(0, 1),
         np.random.rand(), np.random.randn(3).tolist(),
-        paddle.rand([3]).tolist(), paddle.randperm(5).tolist(),
+        paddle.rand([3]).tolist(), F.dropout(paddle.ones([20])).tolist(),
+        paddle.randperm(5).tolist(),
     ]  # fmt: skip
 
 
+@pytest.fixture
+def on_device() -> None:
+    """Makes the device of this test run that of the process, as an experiment does."""
+    paddle.set_device(DEVICE)
+
+
+@pytest.mark.device
+@pytest.mark.usefixtures("on_device")
 def test_one_seed_is_enough_for_all_libraries() -> None:
     rng.seed_all(1 << 62)
     first = draws()
     rng.seed_all(1 << 62)
     assert draws() == first
-    rng.seed_cpu(1 << 62)
-    assert draws() == first
     rng.seed_for(0, rng.TRAIN, 3)
     assert all(one != other for one, other in zip(draws()[:-1], first[:-1], strict=True))
+
+
+def test_what_a_worker_may_draw_from_is_seeded_alike() -> None:
+    rng.seed_all(1 << 62)
+    first = draws()
+    rng.seed_cpu(1 << 62)
+    assert draws() == first
+
+
+@pytest.mark.pretend
+@pytest.mark.usefixtures("on_device")
+def test_a_device_draws_from_a_generator_of_its_own() -> None:
+    def states() -> list[Any]:
+        return [generator_state(g) for g in (rng.core.default_cpu_generator(), *rng._of_device())]
+
+    rng.seed_all(7)
+    of_cpu, of_device = states()
+    drawn = paddle.rand([5]).tolist()
+    assert states()[0] == of_cpu
+    assert states()[1][2] == 8  # the offset: drawn are fours
+    rng.seed_cpu(8)  # as a worker does, which must touch no device
+    assert states()[0] != of_cpu
+    assert states()[1][2] == 8
+    set_generator_state(*rng._of_device(), of_device)
+    assert paddle.rand([5]).tolist() == drawn
+
+
+@pytest.fixture
+def tracker() -> Iterator[Any]:
+    """Fleet's tracker of generators, as a tensor parallel program sets it up."""
+    found = get_rng_state_tracker()
+    found.reset()
+    yield found
+    found.reset()
+
+
+def tracked(name: str) -> Any:
+    """Draws under a name of fleet's tracker."""
+    with get_rng_state_tracker().rng_state(name):
+        return paddle.rand([3]).tolist()
+
+
+@pytest.mark.device
+@pytest.mark.usefixtures("on_device")
+def test_the_states_of_fleets_tracker_are_seeded_too(tracker: Any) -> None:
+    rng.seed_all(5)
+    first = draws()
+    tracker.add("local", 11)
+    tracker.add("global", 12)
+    rng.seed_all(5)
+    with rng.unmoved():
+        drawn = tracked("local"), tracked("global")
+    assert drawn == (tracked("local"), tracked("global"))
+    assert drawn[0] != drawn[1]
+    assert draws() == first  # what is drawn under a name moves nothing else
+    rng.seed_all(6)
+    assert tracked("global") != drawn[1]
+    rng.seed_all(5)
+    assert tracked("global") == drawn[1]
+    # Another start, or another rank: what has the same seed draws the same.
+    tracker.reset()
+    tracker.add("global", 12)
+    tracker.add("local", 13)
+    rng.seed_all(5)
+    assert tracked("global") == drawn[1]
+    assert tracked("local") != drawn[0]
 
 
 def test_derived_seeds_differ_by_every_number_of_the_path_and_their_order() -> None:
@@ -50,6 +127,22 @@ def test_derived_seeds_differ_by_every_number_of_the_path_and_their_order() -> N
 def test_a_derived_seed_is_the_same_in_every_version() -> None:
     # A run is continued by a later version, with the order of its data as it was.
     assert rng.derive(0, rng.ORDER, 1) == 2236338143322339785
+
+
+@pytest.mark.pretend
+@pytest.mark.parametrize("is_met", [False, True])
+def test_a_state_of_fleets_tracker_that_is_of_another_device_is_left_alone(
+    tracker: Any, is_met: bool
+) -> None:
+    paddle.set_device("cpu")
+    tracker.add("of the CPU", 11)
+    if is_met:
+        rng.seed_all(5)
+    paddle.set_device(DEVICE)
+    rng.seed_all(5)
+    first = draws()
+    rng.seed_all(5)
+    assert draws() == first
 
 
 class Watching(Tiny):
@@ -91,7 +184,20 @@ class Watching(Tiny):
 
 def in_training(exp: Any) -> list[Any]:
     """What was noted, but for validations and starts, of which there may be more."""
-    return [note for note in exp.noted if "validation" not in note[0] and note[0] != "start"]
+    return [note for note in exp.noted if "validation" not in note[0] and "start" not in note[0]]
+
+
+class Tracked(Watching):
+    """Draws under a name of fleet's tracker, too, as layers of tensor parallel do."""
+
+    def setup_model(self) -> None:
+        super().setup_model()
+        get_rng_state_tracker().reset()
+        get_rng_state_tracker().add("local", 4)
+
+    def note(self, place: str) -> None:
+        super().note(place)
+        self.noted.append((f"{place}, tracked", self.iteration, tracked("local")))
 
 
 OPTIONS = {"max_iteration": 12, "save_interval": 4, "valid_interval": 3, "log_interval": 2}
@@ -153,9 +259,12 @@ class Drawing(Points):
         return super().__getitem__(index)
 
 
+ON_DEVICE: Any = pytest.param(InValidation, marks=pytest.mark.device)
+
+
 @pytest.mark.parametrize(
     "experiment",
-    [InListener, InFetch, InValidation, InLogLine, InSave, InLoader, InSetup, InStart],
+    [InListener, InFetch, ON_DEVICE, InLogLine, InSave, InLoader, InSetup, InStart],
 )
 def test_what_is_drawn_elsewhere_moves_nothing(tmp_path: Path, experiment: Any) -> None:
     plain: Any = trained(Watching, tmp_path / "plain", **OPTIONS)
@@ -164,6 +273,7 @@ def test_what_is_drawn_elsewhere_moves_nothing(tmp_path: Path, experiment: Any) 
     same_bits(*(tmp_path / run / "checkpoints/step-00000012" for run in ("plain", "other")))
 
 
+@pytest.mark.device
 def test_whether_and_when_one_validates_saves_or_logs_moves_nothing(tmp_path: Path) -> None:
     often = {"valid_interval": 1, "save_interval": 1, "log_interval": 1}
     plain: Any = trained(Watching, tmp_path / "plain", **OPTIONS)
@@ -171,14 +281,17 @@ def test_whether_and_when_one_validates_saves_or_logs_moves_nothing(tmp_path: Pa
     assert in_training(plain) == in_training(other)
 
 
+@pytest.mark.device
+@pytest.mark.usefixtures("tracker")
 def test_a_resumed_run_draws_what_the_other_one_drew(tmp_path: Path) -> None:
-    whole: Any = trained(Watching, tmp_path / "whole", **OPTIONS)
+    whole: Any = trained(Tracked, tmp_path / "whole", **OPTIONS)
     parts: list[Any] = []
     for end in (4, 8, 12):  # the last one of the second part ends an epoch
         options = {**OPTIONS, "max_iteration": end}
-        exp: Any = trained(Watching, tmp_path / "parts", **options)
+        exp: Any = trained(Tracked, tmp_path / "parts", **options)
         parts += in_training(exp)
     assert parts == in_training(whole)
+    same_bits(*(tmp_path / run / "checkpoints/step-00000012" for run in ("whole", "parts")))
 
 
 def test_each_batch_of_an_update_has_random_numbers_of_its_own(tmp_path: Path) -> None:
@@ -196,6 +309,53 @@ def test_each_batch_of_an_update_has_random_numbers_of_its_own(tmp_path: Path) -
     drawn: list[float] = []
     trained(Shares, tmp_path / "run", max_iteration=1, accumulation_steps=3)
     assert drawn == [seeded(share) for share in range(3)]
+
+
+@pytest.mark.device
+def test_what_a_data_set_draws_depends_on_the_place_in_the_order_alone(tmp_path: Path) -> None:
+    class Noting(Points):
+        def __getitem__(self, index: int) -> tuple[np.ndarray, np.int64]:
+            drawn.append(paddle.rand([2]).tolist())
+            return super().__getitem__(index)
+
+    class Loading(Helped):
+        def setup_dataloader(self) -> None:
+            self.train_loader = DataLoader(Noting(8), batch_size=2)
+
+    drawn: list[Any] = []
+    none = {"valid_interval": 0, "max_epoch": 1}
+    trained(Loading, tmp_path / "one", **none)
+    one, drawn[:] = [*drawn], []
+    trained(Loading, tmp_path / "other", accumulation_steps=2, **none)
+    assert drawn == one
+
+
+def test_ranks_that_share_layers_draw_the_numbers_of_the_first_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Groups:  # as fleet.init leaves them
+        def get_model_parallel_group_src_rank(self) -> int:
+            return 6
+
+    class Connected(Tiny):
+        def setup_model(self) -> None:
+            super().setup_model()
+            monkeypatch.setattr(topology, "_HYBRID_PARALLEL_GROUP", Groups())
+
+        def on_train_batch_begin(self) -> None:
+            drawn.append(np.random.rand())
+
+        def train_batch(self) -> None:
+            super().train_batch()
+            drawn.append(np.random.rand())
+
+    def seeded(*part: int) -> float:
+        rng.seed_for(0, rng.TRAIN, 1, *part)
+        return np.random.rand()
+
+    drawn: list[float] = []
+    trained(Connected, tmp_path / "run", max_iteration=1)
+    assert drawn == [seeded(6), seeded(6, 0)]
 
 
 def test_only_the_device_of_this_process_is_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,6 +391,8 @@ def test_only_the_device_of_this_process_is_seeded(monkeypatch: pytest.MonkeyPat
     assert seeded == [5, 7]  # what it was
 
 
+@pytest.mark.device
+@pytest.mark.usefixtures("on_device")
 def test_what_is_drawn_in_a_block_moves_nothing_after_it() -> None:
     rng.seed_all(5)
     draws()

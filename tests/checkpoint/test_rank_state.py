@@ -55,6 +55,7 @@ def test_a_sharded_run_continues_to_the_same_bits(whole: Path, tmp_path: Path) -
     result = run_script(PARTS, "--output", str(tmp_path / "run"), *WORDS)
     assert result.returncode == 0, result.stderr
     assert "from step-00000002" in result.stderr
+    assert "not exact" not in result.stderr  # a wrapper of fleet's counts its own steps
     same_bits(whole / END, tmp_path / "run" / END)
 
 

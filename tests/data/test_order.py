@@ -15,8 +15,10 @@ from paddle.io import (
     DataLoader,
     Dataset,
     DistributedBatchSampler,
+    SubsetRandomSampler,
     WeightedRandomSampler,
 )
+from tiny import DEVICE
 
 from expbase.base import rng
 from expbase.data.loaders import Shard, adapt_loader
@@ -32,6 +34,30 @@ def test_the_order_is_a_function_of_seed_and_epoch() -> None:
     assert indices(drawn(adapted(loader()), epoch=2)) != indices(first)
     assert indices(drawn(adapted(loader(), seed=4))) != indices(first)
     assert sorted(indices(first)) == list(range(10))
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_a_sampler_may_draw_from_paddle(is_listed: bool) -> None:
+    class Endless(BatchSampler):
+        def __iter__(self) -> Iterator[list[int]]:
+            while True:
+                yield paddle.randint(0, 10, [4]).tolist()
+
+        def __len__(self) -> int:
+            raise TypeError("no end")
+
+    def order(epoch: int) -> list[Any]:
+        paddle.rand([epoch])  # a device's generator is another one than the CPU's
+        sampler = SubsetRandomSampler(range(10))
+        listed = BatchSampler(sampler=sampler, batch_size=4)
+        chosen = listed if is_listed else Endless(sampler=sampler)
+        adapter = adapted(DataLoader(Noisy(), batch_sampler=chosen))
+        return [batch.indices for batch in itertools.islice(adapter._order.batches(epoch), 3)]
+
+    paddle.set_device(DEVICE)
+    assert order(1) == order(1)
+    assert order(2) != order(1)
 
 
 @pytest.mark.parametrize("drop_last", [False, True])

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny import Tiny, curve, ledger, metrics, same_bits, saved, trained
+from tiny import DEVICE, Tiny, curve, ledger, metrics, same_bits, saved, trained
 
 from expbase import ConfigError
 from expbase.checkpoint.layout import CheckpointError
@@ -64,6 +64,17 @@ def test_that_a_run_is_continued_is_the_first_thing_said(
     assert "CONTINUING" in first
     assert "step-00000002" in first
     assert "--fresh" in first
+
+
+@pytest.mark.pretend
+def test_another_kind_of_device_is_said_on_resume(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    trained(Tiny, tmp_path / "run", {"device": "cpu"}, max_iteration=2)
+    trained(Tiny, tmp_path / "run", max_iteration=4)
+    text = f"device: cpu there, {DEVICE.partition(':')[0]} now: kernels may sum in another order, "
+    text += "and paddle draws other random numbers: random_split holds out other samples"
+    assert f"not exact: {text}" in capfd.readouterr().err
 
 
 def test_a_finished_run_says_so_and_trains_no_more(

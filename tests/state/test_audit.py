@@ -20,6 +20,7 @@ from paddle.io import DataLoader
 from starts import Start
 from tiny import Notes, Points, Tiny, trained
 
+from expbase.base import rng
 from expbase.state import audit, walk
 
 CHANGED = ": changed in training, and in no checkpoint: a resumed run has what setup makes of it."
@@ -217,6 +218,23 @@ class Asked:
 
     def set_state_dict(self, state: dict[str, int]) -> None:
         self.count = state["count"]
+
+
+@pytest.mark.device
+def test_paddles_own_generator_is_no_state(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Keeping(Tiny):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.of_cpu = paddle.seed(5)
+            self.of_device = rng._of_device()
+
+    for end in (2, 4):
+        trained(Keeping, tmp_path / "run", max_iteration=end)
+    said = capfd.readouterr().err
+    assert "not exact" not in said
+    assert CHANGED not in said
 
 
 def test_what_an_object_leaves_out_of_its_own_state_is_named_at_the_resume() -> None:
