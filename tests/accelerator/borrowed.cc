@@ -229,7 +229,7 @@ void Assign(const Context& context, const DenseTensor& x, DenseTensor* out) {
 
 // The macro of paddle pastes the device's name, so that one has to be replaced before.
 #define REGISTER(...) PD_REGISTER_PLUGIN_KERNEL(__VA_ARGS__)
-#define KERNEL(name, function, master, ...)                        \
+#define OF_PHI(name, function, master, ...)                        \
   struct name##_of_phi {                                           \
     static constexpr int kMaster = master;                         \
     template <typename T>                                          \
@@ -237,10 +237,10 @@ void Assign(const Context& context, const DenseTensor& x, DenseTensor* out) {
   };                                                               \
   REGISTER(name, PRETEND, ALL_LAYOUT, pretend::Borrowed<name##_of_phi>::Queue, __VA_ARGS__)
 #define BORROW(name, function, ...) \
-  KERNEL(name, function, 0, __VA_ARGS__) {}
+  OF_PHI(name, function, 0, __VA_ARGS__) {}
 // Of an optimizer: which argument is the rate, that stays of 32 bits, and which are the master weights.
 #define BORROW_OPTIMIZER(name, function, rate, master, ...) \
-  KERNEL(name, function, master, __VA_ARGS__) { kernel->InputAt(rate).SetDataType(phi::DataType::FLOAT32); }
+  OF_PHI(name, function, master, __VA_ARGS__) { kernel->InputAt(rate).SetDataType(phi::DataType::FLOAT32); }
 #define FLOATS float, phi::dtype::float16, phi::dtype::bfloat16
 
 BORROW(add_grad, phi::AddGradKernel, FLOATS)

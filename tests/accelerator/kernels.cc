@@ -1,5 +1,5 @@
-// The kernels that paddle fetches by name, on the pretend accelerator: full, fill, contiguous, strided_copy
-// and add. What it lacks falls back to the CPU's, with copies (FLAGS_enable_api_kernel_fallback).
+// The kernels that paddle fetches by name, on the pretend accelerator: full, fill, contiguous, strided_copy,
+// add and stack. What it lacks falls back to the CPU's, with copies (FLAGS_enable_api_kernel_fallback).
 #include <algorithm>
 #include <memory>
 #include <vector>
@@ -145,6 +145,18 @@ void Add(const Context& context, const DenseTensor& x, const DenseTensor& y, Den
   });
 }
 
+// Along the first axis alone: what is logged is read so, by one copy.
+template <typename T, typename Context>
+void Stack(const Context& context, const std::vector<const DenseTensor*>& x, int axis, DenseTensor* out) {
+  PADDLE_ENFORCE_EQ(axis, 0, phi::errors::Unimplemented("the pretend accelerator stacks along axis 0"));
+  T* data = context.template Alloc<T>(out);
+  std::vector<const T*> parts;
+  for (auto part : x) parts.push_back(part->template data<T>());
+  run(context.stream(), [=, size = x[0]->numel()] {
+    for (size_t i = 0; i < parts.size(); i++) std::copy_n(real(parts[i]), size, real(data) + i * size);
+  });
+}
+
 }  // namespace pretend
 
 #define NUMBERS float, double, int, int64_t, phi::dtype::float16, phi::dtype::bfloat16
@@ -155,3 +167,4 @@ KERNEL(fill, PRETEND, pretend::Fill, ALL_TYPES)
 KERNEL(contiguous, PRETEND, pretend::Contiguous, ALL_TYPES)
 KERNEL(strided_copy, PRETEND, pretend::StridedCopy, ALL_TYPES)
 KERNEL(add, PRETEND, pretend::Add, NUMBERS)
+KERNEL(stack, PRETEND, pretend::Stack, NUMBERS, bool)
