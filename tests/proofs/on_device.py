@@ -1,0 +1,442 @@
+"""What device.py starts on a device: a small experiment, and measurements of one process.
+
+The experiment has what may differ from one time to the next there: a convolution, matrices, an
+embedding, batch norm, dropout and draws on the device; `model.amp` trains it in 16 bits. The
+variable ON_DEVICE says what happens to a start: "kill 9" ends the last rank in iteration 9 as by
+`kill -9`, "exhaust 9" asks there for more memory than there is. A measurement prints its result
+as the last line.
+
+    python tests/proofs/on_device.py --device gpu --output runs/on_device model.amp=float16-O2
+    python tests/proofs/on_device.py speed gpu --output runs/speed --steps 200
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import resource
+import signal
+import statistics
+import sys
+import time
+import warnings
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+warnings.simplefilter("ignore")
+
+import numpy as np  # noqa: E402
+import paddle  # noqa: E402
+import paddle.nn.functional as F  # noqa: E402
+import pretend  # noqa: E402
+from paddle.base import core  # noqa: E402
+from paddle.io import DataLoader, Dataset  # noqa: E402
+
+from expbase import Config, ExperimentBase, main  # noqa: E402
+from expbase.base.device import peak_memory, repeatable_flags  # noqa: E402
+from expbase.checkpoint import storage  # noqa: E402
+from expbase.record.provenance import device  # noqa: E402
+
+TO_DO = "ON_DEVICE"
+BATCH_SIZE, TOKENS = 8, 32
+FIRST = 11  # iteration at which a measurement begins; a DataLoader has read ahead by then
+WORKERS = (0, 2)
+ENORMOUS = 1 << 40  # numbers of four bytes, which no device has
+
+
+class Pictures(Dataset):
+    """Small pictures with noise that is drawn anew, each with a token and a label."""
+
+    def __init__(self, size: int) -> None:
+        generator = np.random.RandomState(7)
+        self.pictures = generator.randn(size, 1, 8, 8).astype("float32")
+        self.labels = (self.pictures.sum(axis=(1, 2, 3)) > 0).astype("int64")
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.int64, np.int64]:
+        noise = np.random.randn(1, 8, 8).astype("float32") / 10
+        return self.pictures[index] + noise, np.int64(index % TOKENS), self.labels[index]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+class Layers(paddle.nn.Layer):
+    """Layers of the kinds whose kernels may add up in an order of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = paddle.nn.Embedding(TOKENS, 64)
+        self.layers = paddle.nn.Sequential(
+            paddle.nn.Conv2D(1, 8, 3, padding=1), paddle.nn.BatchNorm2D(8), paddle.nn.ReLU(),
+            paddle.nn.Flatten(), paddle.nn.Dropout(0.2), paddle.nn.Linear(512, 2),
+        )  # fmt: skip
+
+    def forward(self, pictures: Any, tokens: Any) -> Any:
+        return self.layers(pictures + self.tokens(tokens).reshape([-1, 1, 8, 8]))
+
+
+class Matrices(paddle.nn.Layer):
+    """Two matrices, which the pretend device multiplies in 16 bits, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = paddle.nn.Sequential(
+            paddle.nn.Flatten(), paddle.nn.Linear(64, 32), paddle.nn.Linear(32, 2)
+        )
+
+    def forward(self, pictures: Any, tokens: Any) -> Any:
+        return self.layers(pictures)
+
+
+NETS: dict[str, Any] = {"layers": Layers, "matrices": Matrices}
+
+
+class OnDevice(ExperimentBase):
+    """The experiment; `data.megabytes` of parameters that are not trained make it larger."""
+
+    @classmethod
+    def default_config(cls) -> Config:
+        config = super().default_config()
+        config.data = Config({"samples": 160, "workers": 0})
+        config.model = Config({"net": "layers", "amp": "", "megabytes": 0})
+        config.training.update(max_iteration=24, save_interval=6, valid_interval=12)
+        config.training.update(log_interval=1, deterministic=True)
+        return config
+
+    def setup_dataloader(self) -> None:
+        self.train_loader = loader(self.config.data.workers, self.config.data.samples)
+        self.valid_loader = loader(0, 20)
+
+    def setup_model(self) -> None:
+        self.dtype, _, self.level = self.config.model.amp.partition("-")
+        net = NETS[self.config.model.net]()
+        self.optimizer = optimizer(net, multi_precision=self.level == "O2")
+        if self.config.model.megabytes:
+            self.ballast = Ballast(self.config.model.megabytes)
+        if self.level == "O2":
+            net, self.optimizer = paddle.amp.decorate(
+                net, self.optimizer, level="O2", dtype=self.dtype, master_weight=True
+            )
+        if self.dtype == "float16":  # so great a scale that gradients overflow, again and again
+            self.scaler = paddle.amp.GradScaler(
+                init_loss_scaling=2.0**24, incr_every_n_steps=3, decr_every_n_nan_or_inf=1
+            )
+        self.model = self.data_parallel(net)
+
+    def train_batch(self) -> None:
+        what, _, iteration = os.environ.get(TO_DO, "").partition(" ")
+        if iteration == str(self.iteration) and self.rank == self.world_size - 1:
+            if what == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            self.enormous = paddle.empty([ENORMOUS])
+        pictures, tokens, labels = self.read_batch()
+        loss = self.loss(moved(pictures), tokens, labels)
+        self.backward(loss)
+        self.step_optimizers()
+        self.log(loss=loss)
+        if self.dtype == "float16":
+            self.log(scale=float(self.scaler.state_dict()["scale"]))
+
+    def loss(self, pictures: Any, tokens: Any, labels: Any) -> Any:
+        """Of a batch."""
+        if not self.dtype:
+            return F.cross_entropy(self.model(pictures, tokens), labels)
+        with paddle.amp.auto_cast(level=self.level, dtype=self.dtype):
+            return F.cross_entropy(self.model(pictures, tokens), labels)
+
+    def valid(self) -> None:
+        for batch in self.valid_batches():
+            self.log(loss=self.loss(*batch))
+
+    def on_train_begin(self) -> None:
+        """Notes what this start has of the weights."""
+        self.note(weights=weights(self.model))
+
+    def on_train_end(self) -> None:
+        """Notes the weights at its end; and who draws, when all that is compared is done."""
+        self.note(weights=weights(self.model), drawn_by=drawn_by())
+
+    def note(self, **facts: Any) -> None:
+        """A line about this start."""
+        facts |= {"iteration": self.iteration, "device": paddle.device.get_device()}
+        with (self.output_dir / f"notes_{self.rank}").open("a") as file:
+            file.write(json.dumps(facts) + "\n")
+
+
+class Ballast(paddle.nn.Layer):
+    """Parameters of so many megabytes, each as large as a large layer's."""
+
+    def __init__(self, megabytes: int) -> None:
+        super().__init__()
+        ones = paddle.nn.initializer.Constant(1.0)
+        for begun in range(0, megabytes, 64):
+            shape = [min(64, megabytes - begun), 1 << 18]
+            parameter = self.create_parameter(shape, default_initializer=ones)
+            self.add_parameter(f"part_{begun}", parameter)
+
+
+def loader(workers: int, samples: int) -> DataLoader:
+    """The data of the experiment and of the loop by hand."""
+    data = Pictures(samples)
+    return DataLoader(data, batch_size=BATCH_SIZE, shuffle=True, num_workers=workers)
+
+
+def optimizer(net: Any, **options: Any) -> Any:
+    return paddle.optimizer.AdamW(0.01, parameters=net.parameters(), **options)
+
+
+def moved(pictures: Any) -> Any:
+    """With noise that is drawn on the device."""
+    return pictures + 0.01 * paddle.rand(pictures.shape)
+
+
+def weights(model: Any) -> dict[str, int]:
+    """A checksum of each tensor, in 32 bits whatever its own are."""
+    return {
+        name: zlib.crc32(tensor.cast("float32").numpy().tobytes())
+        for name, tensor in model.state_dict().items()
+    }
+
+
+def synchronize() -> None:
+    """Waits for the device; for the CPU paddle's own function is an error."""
+    if paddle.device.get_device() != "cpu":
+        paddle.device.synchronize()
+
+
+def drawn_by() -> str:
+    """The generators that a draw on this device moves, in words."""
+
+    def states() -> list[Any]:
+        both = (paddle.get_rng_state()[0], core.default_cpu_generator().get_state())
+        return [state.__getstate__() for state in both]
+
+    before = states()
+    paddle.rand([8])
+    names = [paddle.device.get_device().partition(":")[0], "cpu"]
+    pairs = zip(names, before, states(), strict=True)
+    return " and ".join(dict.fromkeys(name for name, then, now in pairs if then != now))
+
+
+# --- measurements --------------------------------------------------------------------------
+
+
+class Window:
+    """Something that is measured from right before an update to right after a later one."""
+
+    def __init__(self, last: int, begin: Callable[[], Any], end: Callable[[Any], float]) -> None:
+        self.last = last
+        self._begin, self._end = begin, end
+        self.figure = 0.0
+
+    def before(self, iteration: int) -> None:
+        if iteration == FIRST:
+            self._then = self._begin()
+
+    def after(self, iteration: int) -> None:
+        if iteration == self.last:
+            self.figure = self._end(self._then)
+
+
+def by_hand(window: Window, workers: int) -> float:
+    """The same training without expbase, which keeps its losses for a line, too."""
+    net = Layers()
+    step = optimizer(net)
+    losses = []
+    batches = loader(workers, BATCH_SIZE * window.last)
+    for iteration, (pictures, tokens, labels) in enumerate(batches, 1):
+        window.before(iteration)
+        loss = F.cross_entropy(net(moved(pictures), tokens), labels)
+        losses.append(loss.detach().clone())
+        loss.backward()
+        step.step()
+        step.clear_grad()
+        window.after(iteration)
+    return window.figure
+
+
+def by_expbase(window: Window, workers: int, args: argparse.Namespace) -> float:
+    """It with expbase, a line each ten iterations as by default."""
+
+    class Measured(OnDevice):
+        def on_train_batch_begin(self) -> None:
+            window.before(self.iteration)
+
+        def on_train_batch_end(self) -> None:
+            window.after(self.iteration)
+
+    training = {"max_iteration": window.last, "save_interval": 0, "valid_interval": 0}
+    training |= {"log_interval": 10, "deterministic": False}
+    words = [f"training.{key}={value}" for key, value in training.items()]
+    words += [f"data.samples={BATCH_SIZE * window.last}", f"data.workers={workers}"]
+    main(Measured, argv=["--output", str(args.output), "--device", args.device, "--fresh", *words])
+    return window.figure
+
+
+def speed(args: argparse.Namespace) -> str:
+    """Steps per second of both, which take turns."""
+
+    def window() -> Window:
+        def begin() -> float:
+            synchronize()
+            return time.perf_counter()
+
+        def end(then: float) -> float:
+            synchronize()
+            return args.steps / (time.perf_counter() - then)
+
+        return Window(FIRST + args.steps - 1, begin, end)
+
+    texts = []
+    for workers in WORKERS:
+        pairs = []
+        for _ in range(args.rounds):
+            hand = by_hand(window(), workers)
+            pairs.append((by_expbase(window(), workers, args), hand))
+        ratio = statistics.median(ours / hand for ours, hand in pairs)
+        hand = statistics.median(hand for _, hand in pairs)
+        texts.append(f"{workers} workers: {ratio:.2f} of a bare loop's {hand:.0f} steps/s")
+    return ", ".join(texts)
+
+
+def waits(args: argparse.Namespace) -> str:
+    """Waits for the device per update between two lines, of both."""
+    last = FIRST + 8  # the line of iteration 20 is not among them
+    begin, end = counter(args)
+    texts = []
+    for workers in WORKERS:
+        both = [by_hand(Window(last, begin, end), workers)]
+        both.append(by_expbase(Window(last, begin, end), workers, args))
+        hand, ours = (figure / (last - FIRST + 1) for figure in both)
+        texts.append(f"{workers} workers: {ours:.1f} an update, by hand {hand:.1f}")
+        if ours > hand:
+            texts[-1] = f"FAILED: {texts[-1]}"
+    return ", ".join(sorted(texts, reverse=True))
+
+
+def counter(args: argparse.Namespace) -> tuple[Callable[[], Any], Callable[[Any], float]]:
+    """How waits are counted on this device: what begins it, and what returns their number."""
+    kind = args.device.partition(":")[0]
+    if kind == pretend.NAME:
+        return pretend.counts, lambda then: pretend.counts().since(then).waits
+    if kind != "gpu":
+        raise NotHereError("who waits is counted on a GPU and on the pretend device only")
+    trace = args.output.with_suffix(".trace.json")
+
+    def begin() -> Any:
+        targets = [paddle.profiler.ProfilerTarget.CPU, paddle.profiler.ProfilerTarget.GPU]
+        profiler = paddle.profiler.Profiler(targets=targets, on_trace_ready=lambda _: None)
+        profiler.start()
+        return profiler
+
+    def end(profiler: Any) -> float:
+        profiler.stop()
+        profiler.export(str(trace), format="json")
+        return gpu_waits(trace.read_text(errors="replace"))
+
+    return begin, end
+
+
+def gpu_waits(trace: str) -> int:
+    """How many calls of CUDA wait for the device in a trace of paddle's profiler.
+
+    They are its events of the category CudaRuntime, named as CUPTI names them
+    (paddle/fluid/platform/profiler/chrometracing_logger.cc): cudaStreamSynchronize_v3020[0.01 ms].
+    """
+    names = re.findall(r'"name": "(cuda\w+)\[', trace)
+    if not names:
+        raise NotHereError("the profiler of this paddle has recorded no call of CUDA")
+    return sum(bool(re.match(r"cuda\w+Synchronize|cudaMem(cpy|set)(_|$)", name)) for name in names)
+
+
+def flags(args: argparse.Namespace) -> str:
+    """What there is: paddle, the device, the flags for repeatable kernels."""
+    paddle.set_device(args.device)
+    paddle.ones([2]).numpy()
+    found = ", ".join(name.removeprefix("FLAGS_") for name in repeatable_flags())
+    built = f"paddle {paddle.__version__}"
+    if paddle.device.is_compiled_with_cuda():
+        built += f" for CUDA {paddle.version.cuda()}, cuDNN {paddle.version.cudnn()}"
+    text = f"{built}, {device()}, flags: {found or 'none'}"
+    is_lacking = args.device.startswith("gpu") and "FLAGS_cudnn_deterministic" not in found
+    return f"FAILED: no flag cudnn_deterministic; {text}" if is_lacking else text
+
+
+def save(args: argparse.Namespace) -> str:
+    """How long training stands while a large checkpoint is taken, and what memory it takes."""
+    stood, taken, peaks = [], [], [{}, {}]
+    began = 0.0
+
+    class Large(OnDevice):
+        def on_train_batch_end(self) -> None:
+            nonlocal began
+            synchronize()
+            peaks[0] = peaks[0] or peak_memory() | {"memory_gb": resident()}
+            began = time.perf_counter()
+
+        def on_train_batch_begin(self) -> None:
+            if self.iteration > 1:
+                stood.append(time.perf_counter() - began)
+
+        def on_checkpoint_written(self, path: Path) -> None:
+            taken.append((path, time.perf_counter() - began))
+
+    training = {"max_iteration": 3, "save_interval": 1, "valid_interval": 0, "keep_last": 2}
+    words = [f"training.{key}={value}" for key, value in training.items()]
+    words += [f"model.megabytes={args.megabytes}"]
+    main(Large, argv=["--output", str(args.output), "--device", args.device, *words])
+    peaks[1] = peak_memory()
+    for path in sorted((args.output / "checkpoints").glob("step-*")):
+        storage.verify(path)
+    size = sum(file.stat().st_size for file in path.iterdir())
+    more = ", ".join(
+        f"{name.removesuffix('memory_gb').rstrip('_') or 'host'} +{peaks[1][name] - was:.2f} GB"
+        for name, was in peaks[0].items()
+    )
+    first, second = stood
+    return (
+        f"{size * 1e-9:.2f} GB: training stood {first:.2f} s, the second time {second:.2f} s; "
+        f"{taken[0][1]:.1f} s until the first was written; peaks: {more}"
+    )
+
+
+def resident() -> float:
+    """The memory that this process has now, in GB."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() * 1e-9
+
+
+class NotHereError(Exception):
+    """A device cannot do what is to be measured."""
+
+
+MEASUREMENTS = {"flags": flags, "speed": speed, "waits": waits, "save": save}
+
+
+def measured() -> None:
+    """Prints a result, which device.py reads."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("name", choices=MEASUREMENTS)
+    parser.add_argument("device")
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--megabytes", type=int, default=4096)
+    args = parser.parse_args()
+    try:
+        text = MEASUREMENTS[args.name](args)
+    except NotHereError as reason:
+        text = f"not here: {reason}"
+    print(text)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] and sys.argv[1] in MEASUREMENTS:
+        measured()
+    else:
+        main(OnDevice)
