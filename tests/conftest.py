@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 from pathlib import Path
 
 import forks
+import pretend
 import pytest
 
-from expbase.data.shared_memory import remove_left_files
+# Nothing that imports paddle: it looks for plug-ins for devices when it is imported.
 
 # What takes longest begins first, so that no core waits for it at the end.
 _FIRST = """
-    proofs readme watch stop evaluate_and_export evaluation resume experiment safe_first runner
-    mixins verify distributed provenance first_updates update rank_state restarts launch
-    progress_bar board experiments
+    pretend proofs readme watch stop evaluate_and_export evaluation resume experiment
+    safe_first runner mixins verify distributed provenance first_updates update rank_state
+    restarts launch progress_bar board experiments
 """.split()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds --device."""
+    text = f"what the tests train on: cpu, gpu …, or the pretend accelerator, {pretend.NAME}"
+    parser.addoption("--device", default="cpu", help=text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -24,20 +32,37 @@ def pytest_configure(config: pytest.Config) -> None:
 
     Undoes nohup, and the & of a script: who ignores a signal hands that down to all that it starts.
     """
+    device = config.getoption("--device")
+    os.environ["EXPBASE_TEST_DEVICE"] = device  # for `tiny`, in all processes
+    if device.startswith(pretend.NAME):
+        if pretend.folder() is None:
+            raise pytest.UsageError(f"--device {device}: it is built by g++, which is not there")
+        os.environ.update(pretend.environment())
     config.option.loadscopereorder = False
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the long files first."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Puts the long files first; leaves out what is only for a device that is not this one."""
+    if not config.getoption("--device").startswith(pretend.NAME):
+        config.hook.pytest_deselected(items=[i for i in items if i.get_closest_marker("pretend")])
+        items[:] = [item for item in items if not item.get_closest_marker("pretend")]
     places = {f"test_{name}.py": place for place, name in enumerate(_FIRST)}
     items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
 
 def pytest_sessionfinish() -> None:
     """Removes what killed workers have left in shared memory: no start comes that would do it."""
+    from expbase.data.shared_memory import remove_left_files
+
     remove_left_files()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says so if nothing could run on the pretend accelerator."""
+    if pretend.folder() is None:
+        terminalreporter.write_line("no g++: nothing ran on the pretend accelerator")
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ TESTS = Path(__file__).parent
 # Of a script that a test starts: this folder and those of the tests.
 FOLDERS = [TESTS, *(TESTS / name for name in ("engine", "extras", "checkpoint", "ranks"))]
 PYTHONPATH = os.pathsep.join(map(str, FOLDERS))
+DEVICE = os.environ.get("EXPBASE_TEST_DEVICE", "cpu")  # what --device of pytest says
 
 
 class Notes(list[Any]):
@@ -148,7 +149,7 @@ def make(
     **training: Any,
 ) -> ExperimentBase:
     """An experiment that is set up nowhere yet."""
-    namespace = argparse.Namespace(**{"output": str(output), "device": "cpu", **(args or {})})
+    namespace = argparse.Namespace(**{"output": str(output), "device": DEVICE, **(args or {})})
     return experiment(training_config(**training), namespace)
 
 

@@ -1,0 +1,36 @@
+// The queues of the pretend accelerator, as paddle sees them, for those who implement its interface.
+#pragma once
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include "paddle/phi/backends/device_ext.h"
+
+// A stream: a thread that does one thing after another.
+struct C_Stream_st {
+ public:
+  C_Stream_st();
+  ~C_Stream_st();
+  void push(std::function<void()> work);
+  size_t pushed();              // how many things were queued until now
+  bool has_done(size_t number);  // whether the first so many are done
+  void wait(size_t number);      // until they are
+
+ private:
+  void work();
+
+  std::mutex mutex_;
+  std::condition_variable has_work_, has_done_;
+  std::deque<std::function<void()>> queue_;
+  size_t pushed_ = 0, done_ = 0;
+  bool is_closed_ = false;
+  std::thread thread_;
+};
+
+// The library's setting of this name in the environment, or the default.
+long setting(const char* name, long otherwise);
+
+// Sets the collectives in paddle's table.
+void add_collectives(C_DeviceInterface* table);

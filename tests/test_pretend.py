@@ -1,0 +1,25 @@
+"""What is about a device holds on the pretend accelerator, too, in a pytest of its own: a process
+has the device from its import of paddle on, or never.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pretend
+import pytest
+from forks import LONG_SECONDS
+from tiny import DEVICE, TESTS
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="this is the other pytest")
+@pytest.mark.skipif(pretend.folder() is None, reason="no g++")
+def test_what_is_about_a_device_holds_on_the_pretend_accelerator() -> None:
+    options = ["--device", pretend.NAME, "-n", "0", "-p", "no:cacheprovider", "--no-header"]
+    command = [sys.executable, "-m", "pytest", *options, "-m", "(device or pretend) and not long"]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    how = {"env": environment, "cwd": TESTS.parent, "timeout": LONG_SECONDS}
+    result = subprocess.run(command, capture_output=True, text=True, **how)
+    assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-5000:]
