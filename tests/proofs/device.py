@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -33,13 +34,14 @@ warnings.simplefilter("ignore")
 import forks  # noqa: E402
 import pretend  # noqa: E402
 from compare import differences, last_checkpoint, logged  # noqa: E402
+from on_device import KILLED  # noqa: E402
 from watched import Watched  # noqa: E402
 
 from expbase.base.arrays import parse  # noqa: E402
 from expbase.checkpoint import layout, storage  # noqa: E402
 
 SCRIPT = Path(__file__).with_name("on_device.py")
-KILLED_AT = 15  # a checkpoint stands at 12
+KILLED_AT, SAVED_AT = 15, 12  # iterations
 GONE_SECONDS = 20.0
 AMP = ("float16-O1", "float16-O2", "bfloat16-O2")
 
@@ -86,10 +88,10 @@ class Proof:
         """The file with what the starts of a run have printed."""
         return self.folder / f"{name}.txt"
 
-    def tail(self, name: str) -> str:
-        """Its last line."""
-        lines = self.said_by(name).read_text(errors="replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "nothing was said")
+    def tail(self, name: str, lines: int = 1) -> str:
+        """Its last lines."""
+        said = self.said_by(name).read_text(errors="replace").splitlines()
+        return " | ".join([line.strip() for line in said if line.strip()][-lines:])
 
     def wait(self, process: subprocess.Popen[bytes], name: str) -> int:
         """How a process has ended, within the limit of the check."""
@@ -97,7 +99,7 @@ class Proof:
             return process.wait(max(self._deadline - time.monotonic(), 0.1))
         except subprocess.TimeoutExpired:
             raise FailedError(
-                f"{name} ran into the limit of {self._seconds:.0f} s; last line: {self.tail(name)}"
+                f"{name} ran into the limit of {self._seconds:.0f} s; it said: {self.tail(name, 3)}"
             ) from None
 
     def code(self, name: str, *words: str, **variables: str) -> int:
@@ -118,13 +120,13 @@ class Proof:
     def ended_well(self, name: str, code: int) -> None:
         """Says how a run ended if it is not the end of the training."""
         if code:
-            raise FailedError(f"{name} ended with {code}: {self.tail(name)}")
+            raise FailedError(f"{name} ended with {code}: {self.tail(name, 3)}")
 
     def continued(self, name: str, *words: str) -> Path:
-        """A run that was killed by `kill -9` and continued."""
+        """A run of which a process was killed by `kill -9`, and which was continued."""
         code = self.code(name, *self.words(name, *words), ON_DEVICE=f"kill {KILLED_AT}")
-        if code != -signal.SIGKILL and "--nprocs" not in words:
-            raise FailedError(f"{name} was to be killed and ended with {code}: {self.tail(name)}")
+        if not (self.output(name) / KILLED).exists():
+            raise FailedError(f"{name} ended with {code}, not killed: {self.tail(name, 3)}")
         return self.train(name, *words)
 
     def measured(self, name: str, *words: str) -> str:
@@ -165,12 +167,11 @@ def repeatable(proof: Proof) -> str:
 
 def verify(proof: Proof) -> str:
     """The tool that users have."""
-    kills = 2 if proof.options.short else 6
     words = ["-m", "expbase", "verify", str(SCRIPT), "--output", str(proof.output("runs"))]
-    words += ["--kills", str(kills), "--", "--device", proof.device]
+    words += ["--kills", "1" if proof.options.short else "6", "--", "--device", proof.device]
     code = proof.code("verify", *words)
     if code:
-        raise FailedError(f"ended with {code}: {proof.tail('verify')}")
+        raise FailedError(f"ended with {code}: {proof.tail('verify', 3)}")
     return proof.tail("verify")
 
 
@@ -184,8 +185,8 @@ def amp(proof: Proof) -> str:
         words = [f"model.net={net}", f"model.amp={kind}"]
         straight = proof.train(f"{kind}-straight", *words)
         proof.same(proof.continued(f"{kind}-continued", *words), straight, kind)
-        texts.append(f"{kind}: {amp_facts(kind, straight)}")
-    return "; ".join(texts)
+        texts.append(f"{kind}, {amp_facts(kind, straight)}")
+    return f"the same bits straight and continued; {'; '.join(texts)}"
 
 
 def amp_facts(kind: str, output: Path) -> str:
@@ -193,12 +194,15 @@ def amp_facts(kind: str, output: Path) -> str:
     dtype, _, level = kind.partition("-")
     facts = []
     if level == "O2":
-        checkpoint = last_checkpoint(output)
-        held = {
-            name: {array.dtype for array in parse((checkpoint / name).read_bytes()).values()}
-            for name in ("model.safetensors", "optimizer.safetensors")
-        }
-        raise NotImplementedError(held)
+        weights, of_optimizer = (
+            parse((last_checkpoint(output) / f"{name}.safetensors").read_bytes())
+            for name in ("model", "optimizer")
+        )
+        masters = {key: array for key, array in of_optimizer.items() if "master_weight" in key}
+        types = {array.dtype for array in masters.values()}
+        if dtype not in {array.dtype for array in weights.values()} or types != {"float32"}:
+            raise FailedError(f"{kind}: the weights are no {dtype}, or the master weights {types}")
+        facts.append(f"{len(masters)} master weights of float32")
     if dtype == "float16":
         scales = [line["train/scale"] for line in logged(output) if "train/scale" in line]
         skipped = sum(now < then for then, now in zip(scales, scales[1:], strict=False))
@@ -256,19 +260,33 @@ def memory(proof: Proof) -> str:
     straight = proof.train("straight")
     code = proof.code("memory", *proof.words("memory"), ON_DEVICE=f"exhaust {KILLED_AT}")
     if code == 0:
-        raise NotHereError("4 TB of memory were given")
-    said = [line for line in proof.said_by("memory").read_text().splitlines() if line.strip()]
+        raise NotHereError(f"an array of 4 TB was given")
     newest = last_checkpoint(proof.output("memory"))
     storage.verify(newest)
-    if code != 1 or layout.iteration_of(newest) != 12:
-        raise FailedError(f"ended with {code} and {newest.name}: {said[-1]}")
+    said = proof.said_by("memory").read_text(errors="replace")
+    errors = re.findall(r"^\w*Error: .*", said, re.MULTILINE)
+    if code != 1 or layout.iteration_of(newest) != SAVED_AT or not errors:
+        raise FailedError(f"ended with {code} and {newest.name}: {proof.tail('memory', 3)}")
+    if proof.kind in ("cpu", "gpu", "xpu") and "Out of memory in an update" not in said:
+        raise FailedError(f"no word about memory: {proof.tail('memory', 3)}")
     proof.same(proof.train("memory"), straight, "continued after it")
-    return f"{newest.name} is good and continues to the same bits; {' | '.join(said[-3:])}"
+    return f"{errors[-1]} {newest.name} is good and continues to the same bits"
 
 
 def cards(proof: Proof) -> str:
     """Two processes, each with a card of its own."""
-    raise NotHereError("todo")
+    number = int(proof.measured("count"))
+    if number < 2 and proof.kind != "cpu":
+        raise NotHereError(f"{number} {proof.kind} is there; expected two")
+    two = ("--nprocs", "2")
+    straight = proof.train("straight", *two)
+    logs = ["--log_dir", str(proof.folder / "logs")]
+    launcher = ["-m", "paddle.distributed.launch", "--nproc_per_node", "2", *logs]
+    proof.ended_well("launched", proof.code("launched", *launcher, *proof.words("launched")))
+    proof.same(proof.output("launched"), straight, "paddle's launcher")
+    killed = proof.continued("killed", *two)
+    proof.same(killed, straight, "a killed rank")
+    return "the same bits by --nprocs 2, paddle's launcher, and after a rank was killed"
 
 
 CHECKS: dict[str, tuple[float, Callable[[Proof], str]]] = {

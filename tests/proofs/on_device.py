@@ -17,6 +17,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import statistics
 import sys
@@ -34,6 +35,7 @@ import numpy as np  # noqa: E402
 import paddle  # noqa: E402
 import paddle.nn.functional as F  # noqa: E402
 import pretend  # noqa: E402
+import psutil  # noqa: E402
 from paddle.base import core  # noqa: E402
 from paddle.io import DataLoader, Dataset  # noqa: E402
 
@@ -43,6 +45,7 @@ from expbase.checkpoint import storage  # noqa: E402
 from expbase.record.provenance import device  # noqa: E402
 
 TO_DO = "ON_DEVICE"
+KILLED = "killed"  # a file in the output directory
 BATCH_SIZE, TOKENS = 8, 32
 FIRST = 11  # iteration at which a measurement begins; a DataLoader has read ahead by then
 WORKERS = (0, 2)
@@ -132,6 +135,7 @@ class OnDevice(ExperimentBase):
         what, _, iteration = os.environ.get(TO_DO, "").partition(" ")
         if iteration == str(self.iteration) and self.rank == self.world_size - 1:
             if what == "kill":
+                (self.output_dir / KILLED).touch()
                 os.kill(os.getpid(), signal.SIGKILL)
             self.enormous = paddle.empty([ENORMOUS])
         pictures, tokens, labels = self.read_batch()
@@ -388,7 +392,7 @@ def save(args: argparse.Namespace) -> str:
 
     training = {"max_iteration": 3, "save_interval": 1, "valid_interval": 0, "keep_last": 2}
     words = [f"training.{key}={value}" for key, value in training.items()]
-    words += [f"model.megabytes={args.megabytes}"]
+    words += [f"model.megabytes={fitting(args)}"]
     main(Large, argv=["--output", str(args.output), "--device", args.device, *words])
     peaks[1] = peak_memory()
     for path in sorted((args.output / "checkpoints").glob("step-*")):
@@ -405,6 +409,14 @@ def save(args: argparse.Namespace) -> str:
     )
 
 
+def fitting(args: argparse.Namespace) -> int:
+    """So many megabytes, or fewer: a third of what host, disk and GPU have."""
+    room = [psutil.virtual_memory().available, shutil.disk_usage(args.output.parent).free]
+    if args.device.startswith("gpu"):
+        room.append(paddle.device.cuda.get_device_properties(args.device).total_memory)
+    return int(min(args.megabytes, min(room) / 3e6))
+
+
 def resident() -> float:
     """The memory that this process has now, in GB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -415,7 +427,14 @@ class NotHereError(Exception):
     """A device cannot do what is to be measured."""
 
 
-MEASUREMENTS = {"flags": flags, "speed": speed, "waits": waits, "save": save}
+def count(args: argparse.Namespace) -> str:
+    """How many devices of this kind there are."""
+    names = {*paddle.device.get_available_device(), *paddle.device.get_available_custom_device()}
+    kinds = [name.partition(":")[0] for name in names]
+    return str(kinds.count(args.device.partition(":")[0]))
+
+
+MEASUREMENTS = {"count": count, "flags": flags, "speed": speed, "waits": waits, "save": save}
 
 
 def measured() -> None:
