@@ -7,8 +7,8 @@ runs points at the likely cause.
     python fingerprints.py -m package.train --output runs/a …
 
 What it is to do is in the environment (PLAN), as JSON: `training` has config values; `device` is
-what it runs on, by default the CPU; `kill` says how the run is killed, "" for not at all, `at` from which iteration on,
-and `delay` how many seconds later.
+what it runs on, by default the CPU; `kill` says how the run is killed, "" for not at all, `at` from
+which iteration on, and `delay` how many seconds later.
 """
 
 from __future__ import annotations

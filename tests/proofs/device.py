@@ -13,11 +13,11 @@ processes are the only ones that touch the device.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -34,7 +34,7 @@ warnings.simplefilter("ignore")
 import forks  # noqa: E402
 import pretend  # noqa: E402
 from compare import differences, last_checkpoint, logged  # noqa: E402
-from on_device import KILLED  # noqa: E402
+from on_device import KILLED, net_for  # noqa: E402
 from watched import Watched  # noqa: E402
 
 from expbase.base.arrays import parse  # noqa: E402
@@ -76,7 +76,9 @@ class Proof:
         return self.folder / name
 
     @contextmanager
-    def started(self, name: str, *words: str, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
+    def started(
+        self, name: str, *words: str, **variables: str
+    ) -> Iterator[subprocess.Popen[bytes]]:
         """A command of this interpreter; nothing of it is left afterwards."""
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", **variables}
         watched = Watched([sys.executable, *words], self.said_by(name), environment)
@@ -114,7 +116,9 @@ class Proof:
 
     def train(self, name: str, *words: str, device: str = "", **variables: str) -> Path:
         """A run, or a further start of one, which must come to its end."""
-        self.ended_well(name, self.code(name, *self.words(name, *words, device=device), **variables))
+        self.ended_well(
+            name, self.code(name, *self.words(name, *words, device=device), **variables)
+        )
         return self.output(name)
 
     def ended_well(self, name: str, code: int) -> None:
@@ -179,10 +183,9 @@ def amp(proof: Proof) -> str:
     """Each kind of mixed precision, straight and continued."""
     if proof.kind == "cpu":
         raise NotHereError("on the CPU paddle's amp has no effect")
-    net = "matrices" if proof.kind == pretend.NAME else "layers"
     texts = []
     for kind in AMP:
-        words = [f"model.net={net}", f"model.amp={kind}"]
+        words = [f"model.net={net_for(proof.device)}", f"model.amp={kind}"]
         straight = proof.train(f"{kind}-straight", *words)
         proof.same(proof.continued(f"{kind}-continued", *words), straight, kind)
         texts.append(f"{kind}, {amp_facts(kind, straight)}")
@@ -205,7 +208,7 @@ def amp_facts(kind: str, output: Path) -> str:
         facts.append(f"{len(masters)} master weights of float32")
     if dtype == "float16":
         scales = [line["train/scale"] for line in logged(output) if "train/scale" in line]
-        skipped = sum(now < then for then, now in zip(scales, scales[1:], strict=False))
+        skipped = sum(now < then for then, now in itertools.pairwise(scales))
         if not skipped:
             raise FailedError(f"{kind}: no update was skipped; scales: {scales}")
         facts.append(f"{skipped} updates skipped")
@@ -260,7 +263,7 @@ def memory(proof: Proof) -> str:
     straight = proof.train("straight")
     code = proof.code("memory", *proof.words("memory"), ON_DEVICE=f"exhaust {KILLED_AT}")
     if code == 0:
-        raise NotHereError(f"an array of 4 TB was given")
+        raise NotHereError("an array of 4 TB was given")
     newest = last_checkpoint(proof.output("memory"))
     storage.verify(newest)
     said = proof.said_by("memory").read_text(errors="replace")
