@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pretend
 import pytest
 from tiny import TESTS, run_script
 
@@ -85,6 +86,17 @@ def test_damaged_and_foreign_files_are_refused_in_a_line(forked: None) -> None:
     formats = re.findall(r"(\w+): 4 of 4: ", result.stdout)
     of_a_run = ["checkpoint", "shown", "started", "listed"]
     assert formats == ["pdparams", "safetensors", *of_a_run, "index"]
+
+
+@pytest.mark.parametrize("device", ["cpu", pretend.NAME])
+def test_what_is_run_by_whoever_has_a_gpu_holds_here(device: str) -> None:
+    if device == pretend.NAME and pretend.folder() is None:
+        pytest.skip("no g++")
+    result = run_script(TESTS / "proofs/device.py", device, "--short")
+    assert result.returncode == 0, result.stdout + result.stderr
+    not_here = re.findall(r"^(\w+) +not here", result.stdout, re.MULTILINE)
+    assert not_here == (["amp", "waits"] if device == "cpu" else [])
+    assert result.stdout.endswith(f"{11 - len(not_here)} ok, 0 FAILED, {len(not_here)} not here\n")
 
 
 def test_a_script_as_other_people_write_them_continues_without_a_warning(forked: None) -> None:
