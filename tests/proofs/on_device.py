@@ -219,11 +219,11 @@ def synchronize() -> None:
 
 
 def drawn_by() -> str:
-    """The generators that a draw on this device moves, in words."""
+    """The devices whose generators a draw on this one moves, in words."""
 
     def states() -> list[Any]:
-        both = (paddle.get_rng_state()[0], core.default_cpu_generator().get_state())
-        return [state.__getstate__() for state in both]
+        of_cpu = [core.default_cpu_generator().get_state()]
+        return [[state.__getstate__() for state in of] for of in (paddle.get_rng_state(), of_cpu)]
 
     before = states()
     paddle.rand([8])
@@ -315,7 +315,7 @@ def speed(args: argparse.Namespace) -> str:
 
 
 def waits(args: argparse.Namespace) -> str:
-    """Waits for the device per update between two lines, of both."""
+    """Waits for the device per update between two lines, of both, in whatever thread."""
     last = FIRST + 8  # the line of iteration 20 is not among them
     begin, end = counter(args)
     texts = []
@@ -366,7 +366,6 @@ def gpu_waits(trace: str) -> int:
 
 def flags(args: argparse.Namespace) -> str:
     """What there is: paddle, the device, the flags for repeatable kernels."""
-    paddle.set_device(args.device)
     paddle.ones([2]).numpy()
     found = ", ".join(name.removeprefix("FLAGS_") for name in repeatable_flags())
     built = f"paddle {paddle.__version__}"
@@ -440,7 +439,23 @@ def count(args: argparse.Namespace) -> str:
     return str(kinds.count(args.device.partition(":")[0]))
 
 
-MEASUREMENTS = {"count": count, "flags": flags, "speed": speed, "waits": waits, "save": save}
+def halves(args: argparse.Namespace) -> str:
+    """The types of 16 bits in which this device trains."""
+    is_there = {
+        "float16": paddle.amp.is_float16_supported(),
+        "bfloat16": paddle.amp.is_bfloat16_supported(),
+    }
+    return " ".join(name for name, there in is_there.items() if there) or "none"
+
+
+MEASUREMENTS = {
+    "count": count,
+    "halves": halves,
+    "flags": flags,
+    "speed": speed,
+    "waits": waits,
+    "save": save,
+}
 
 
 def measured() -> None:
@@ -453,6 +468,7 @@ def measured() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--megabytes", type=int, default=4096)
     args = parser.parse_args()
+    paddle.set_device(args.device)
     try:
         text = MEASUREMENTS[args.name](args)
     except NotHereError as reason:
