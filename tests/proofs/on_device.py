@@ -13,6 +13,7 @@ as the last line.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -24,7 +25,7 @@ import sys
 import time
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -69,14 +70,20 @@ class Pictures(Dataset):
 
 
 class Layers(paddle.nn.Layer):
-    """Layers of the kinds whose kernels may add up in an order of their own."""
+    """Layers of the kinds whose kernels may add up in an order of their own.
 
-    def __init__(self) -> None:
+    Args:
+        wide: Features of four more layers, with which a device has more to do than its host.
+    """
+
+    def __init__(self, wide: int = 0) -> None:
         super().__init__()
         self.tokens = paddle.nn.Embedding(TOKENS, 64)
+        widths = [512, wide, wide, wide, wide] if wide else [512]
         self.layers = paddle.nn.Sequential(
             paddle.nn.Conv2D(1, 8, 3, padding=1), paddle.nn.BatchNorm2D(8), paddle.nn.ReLU(),
-            paddle.nn.Flatten(), paddle.nn.Dropout(0.2), paddle.nn.Linear(512, 2),
+            paddle.nn.Flatten(), paddle.nn.Dropout(0.2),
+            *(paddle.nn.Linear(*pair) for pair in itertools.pairwise([*widths, 2])),
         )  # fmt: skip
 
     def forward(self, pictures: Any, tokens: Any) -> Any:
@@ -86,7 +93,7 @@ class Layers(paddle.nn.Layer):
 class Matrices(paddle.nn.Layer):
     """Two matrices, which the pretend device multiplies in 16 bits, too."""
 
-    def __init__(self) -> None:
+    def __init__(self, wide: int = 0) -> None:
         super().__init__()
         self.layers = paddle.nn.Sequential(
             paddle.nn.Flatten(), paddle.nn.Linear(64, 32), paddle.nn.Linear(32, 2)
@@ -111,7 +118,7 @@ class OnDevice(ExperimentBase):
     def default_config(cls) -> Config:
         config = super().default_config()
         config.data = Config({"samples": 160, "workers": 0})
-        config.model = Config({"net": "layers", "amp": "", "megabytes": 0})
+        config.model = Config({"net": "layers", "amp": "", "megabytes": 0, "wide": 0})
         config.training.update(max_iteration=24, save_interval=6, valid_interval=12)
         config.training.update(log_interval=1, deterministic=True)
         return config
@@ -122,7 +129,7 @@ class OnDevice(ExperimentBase):
 
     def setup_model(self) -> None:
         self.dtype, _, self.level = self.config.model.amp.partition("-")
-        net = NETS[self.config.model.net]()
+        net = NETS[self.config.model.net](self.config.model.wide)
         self.optimizer = optimizer(net, multi_precision=self.level == "O2")
         if self.config.model.megabytes:
             self.ballast = Ballast(self.config.model.megabytes)
@@ -252,12 +259,13 @@ class Window:
             self.figure = self._end(self._then)
 
 
-def by_hand(window: Window, workers: int, args: argparse.Namespace) -> float:
+def by_hand(
+    window: Window, batches: Iterable[Any], args: argparse.Namespace, wide: int = 0
+) -> float:
     """The same training without expbase, which keeps its losses for a line, too."""
-    net = NETS[net_for(args.device)]()
+    net = NETS[net_for(args.device)](wide)
     step = optimizer(net)
     losses = []
-    batches = loader(workers, BATCH_SIZE * window.last)
     for iteration, (pictures, tokens, labels) in enumerate(batches, 1):
         window.before(iteration)
         loss = F.cross_entropy(net(moved(pictures), tokens), labels)
@@ -269,7 +277,7 @@ def by_hand(window: Window, workers: int, args: argparse.Namespace) -> float:
     return window.figure
 
 
-def by_expbase(window: Window, workers: int, args: argparse.Namespace) -> float:
+def by_expbase(window: Window, workers: int, args: argparse.Namespace, wide: int = 0) -> float:
     """It with expbase, a line each ten iterations as by default."""
 
     class Measured(OnDevice):
@@ -283,13 +291,16 @@ def by_expbase(window: Window, workers: int, args: argparse.Namespace) -> float:
     training |= {"log_interval": 10, "deterministic": False}
     words = [f"training.{key}={value}" for key, value in training.items()]
     words += [f"data.samples={BATCH_SIZE * window.last}", f"data.workers={workers}"]
-    words += [f"model.net={net_for(args.device)}"]
+    words += [f"model.net={net_for(args.device)}", f"model.wide={wide}"]
     main(Measured, argv=["--output", str(args.output), "--device", args.device, "--fresh", *words])
     return window.figure
 
 
 def speed(args: argparse.Namespace) -> str:
-    """Steps per second of both, which take turns."""
+    """The time of an update of both, which take turns; in ms.
+
+    An update of the small net keeps the host busy, that of the wide one the device.
+    """
 
     def window() -> Window:
         def begin() -> float:
@@ -298,35 +309,49 @@ def speed(args: argparse.Namespace) -> str:
 
         def end(then: float) -> float:
             synchronize()
-            return args.steps / (time.perf_counter() - then)
+            return 1e3 * (time.perf_counter() - then) / args.steps
 
         return Window(FIRST + args.steps - 1, begin, end)
 
     texts = []
-    for workers in WORKERS:
-        pairs = []
-        for _ in range(args.rounds):
-            hand = by_hand(window(), workers, args)
-            pairs.append((by_expbase(window(), workers, args), hand))
-        ratio = statistics.median(ours / hand for ours, hand in pairs)
-        hand = statistics.median(hand for _, hand in pairs)
-        texts.append(f"{workers} workers: {ratio:.2f} times a bare loop's {hand:.0f} steps/s")
-    return ", ".join(texts)
+    for wide in sorted({0, args.wide}):
+        ratios, times = [], []
+        for workers in WORKERS:
+            pairs = []
+            for _ in range(args.rounds):
+                one, other = window(), window()
+                hand = by_hand(one, loader(workers, BATCH_SIZE * one.last), args, wide)
+                pairs.append((by_expbase(other, workers, args, wide), hand))
+            ratios.append(statistics.median(ours / hand for ours, hand in pairs))
+            times.append(statistics.median(hand for _, hand in pairs))
+        texts.append(
+            f"{'wide' if wide else 'small'} net: 0 workers {ratios[0]:.2f}, 2 workers "
+            f"{ratios[1]:.2f} times the {times[0]:.2f} and {times[1]:.2f} ms of a bare loop"
+        )
+    return "; ".join(texts)
 
 
 def waits(args: argparse.Namespace) -> str:
-    """Waits for the device per update between two lines, of both, in whatever thread."""
+    """Waits for the device per update between two lines, in whatever thread.
+
+    By hand once more with a batch that is on the device: what the update itself waits for.
+    """
     last = FIRST + 8  # the line of iteration 20 is not among them
     begin, end = counter(args)
-    texts = []
-    for workers in WORKERS:
-        both = [by_hand(Window(last, begin, end), workers, args)]
-        both.append(by_expbase(Window(last, begin, end), workers, args))
-        hand, ours = (figure / (last - FIRST + 1) for figure in both)
-        texts.append(f"{workers} workers: {ours:.1f} an update, by hand {hand:.1f}")
-        if ours >= hand + 1:  # a thread may have read ahead a batch more
-            texts[-1] = f"FAILED: {texts[-1]}"
-    return ", ".join(sorted(texts, reverse=True))
+
+    def window() -> Window:
+        return Window(last, begin, lambda then: end(then) / (last - FIRST + 1))
+
+    batch = next(iter(loader(0, BATCH_SIZE)))
+    of_update = by_hand(window(), [batch] * last, args)
+    ours = [by_expbase(window(), workers, args) for workers in WORKERS]
+    hand = [by_hand(window(), loader(n, BATCH_SIZE * last), args) for n in WORKERS]
+    text = "0 workers {:.1f}, 2 workers {:.1f}".format(*ours)
+    text += f"; the update itself {of_update:.1f}"
+    text += "; with paddle's loader 0 workers {:.1f}, 2 workers {:.1f}".format(*hand)
+    # A thread may have read a batch more.
+    is_waiting = ours[0] >= of_update + 1 or ours[1] >= max(of_update, hand[1]) + 1
+    return f"FAILED: {text}" if is_waiting else text
 
 
 def counter(args: argparse.Namespace) -> tuple[Callable[[], Any], Callable[[Any], float]]:
@@ -465,6 +490,7 @@ def measured() -> None:
     parser.add_argument("device")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--wide", type=int, default=4096)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--megabytes", type=int, default=4096)
     args = parser.parse_args()
