@@ -402,40 +402,52 @@ def flags(args: argparse.Namespace) -> str:
 
 
 def save(args: argparse.Namespace) -> str:
-    """How long training stands while a large checkpoint is taken, and what memory it takes."""
-    stood, taken, peaks = [], [], [{}, {}]
-    began = 0.0
+    """How long training stands while a large checkpoint is taken, and what memory that needs.
+
+    Two of them: the second one when the first has been written.
+    """
+    begun: list[float] = []
+    stood: list[float] = []
+    written: list[tuple[Path, float]] = []
+    before: dict[str, float] = {}
 
     class Large(OnDevice):
+        def train_batch(self) -> None:
+            super().train_batch()
+            if len(written) == 2:
+                self.stop("both are written")
+            elif len(begun) == len(written):
+                self.save()  # at the end of this iteration
+                synchronize()
+                before.update(before or peak_memory() | {"memory_gb": resident()})
+                begun.append(0.0)
+
         def on_train_batch_end(self) -> None:
-            nonlocal began
-            synchronize()
-            peaks[0] = peaks[0] or peak_memory() | {"memory_gb": resident()}
-            began = time.perf_counter()
+            if len(stood) < len(begun):
+                begun[-1] = time.perf_counter()
 
         def on_train_batch_begin(self) -> None:
-            if self.iteration > 1:
-                stood.append(time.perf_counter() - began)
+            if len(stood) < len(begun):
+                stood.append(time.perf_counter() - begun[-1])
 
         def on_checkpoint_written(self, path: Path) -> None:
-            taken.append((path, time.perf_counter() - began))
+            written.append((path, time.perf_counter() - begun[-1]))
 
-    training = {"max_iteration": 3, "save_interval": 1, "valid_interval": 0, "keep_last": 2}
+    training = {"max_iteration": 10**6, "save_interval": 0, "valid_interval": 0, "log_interval": 0}
     words = [f"training.{key}={value}" for key, value in training.items()]
     words += [f"model.megabytes={fitting(args)}"]
     main(Large, argv=["--output", str(args.output), "--device", args.device, *words])
-    peaks[1] = peak_memory()
-    for path in sorted((args.output / "checkpoints").glob("step-*")):
+    peaks = peak_memory()
+    for path, _ in written:
         storage.verify(path)
     size = sum(file.stat().st_size for file in path.iterdir())
     more = ", ".join(
-        f"{name.removesuffix('memory_gb').rstrip('_') or 'host'} +{peaks[1][name] - was:.2f} GB"
-        for name, was in peaks[0].items()
+        f"{name.removesuffix('memory_gb').rstrip('_') or 'host'} +{peaks[name] - was:.2f} GB"
+        for name, was in before.items()
     )
-    first, second = stood
     return (
-        f"{size * 1e-9:.2f} GB: training stood {first:.2f} s, the second time {second:.2f} s; "
-        f"{taken[0][1]:.1f} s until the first was written; peaks: {more}"
+        f"{size * 1e-9:.2f} GB: training stood {stood[0]:.2f} s, the second time {stood[1]:.2f} s; "
+        f"written after {written[0][1]:.1f} s and {written[1][1]:.1f} s; peaks: {more}"
     )
 
 
