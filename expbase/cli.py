@@ -41,7 +41,7 @@ _OPTIONS = {
     ),
     "--checkpoint_path": ("DIR", "another run, RUN or RUN/best, to continue with its whole state"),
     "--init_model_path": ("PATH", "weights to start from: a file, RUN (its newest ones), RUN/best"),
-    "--device": ("NAME", "cpu, gpu, gpu:0, xpu … (default: gpu if there is one, else cpu)"),
+    "--device": ("NAME", "cpu, gpu, gpu:0, xpu, npu … (default: the one paddle takes)"),
 }
 _SWITCHES = {
     "--init_partial": "take of --init_model_path what fits",

@@ -254,6 +254,7 @@ def run_ranks(
         ranks = []
         for rank, words in enumerate(commands):
             own = {"PADDLE_TRAINER_ID": str(rank), "PADDLE_CURRENT_ENDPOINT": endpoints[rank]}
+            own[f"FLAGS_selected_{DEVICE}s"] = str(rank)
             if words:
                 command = [sys.executable, *words]
                 process = forks.Popen(command, env={**environment, **own}, text=True, **pipes)

@@ -6,6 +6,8 @@ peak_memory()                # {"memory_gb": 1.2}
 
 from __future__ import annotations
 
+import os
+
 import paddle
 from paddle.base import core
 
@@ -28,8 +30,31 @@ def repeatable_flags() -> dict[str, int]:
 
 
 def default_device() -> str:
-    """Returns "gpu" if paddle has one, else "cpu"."""
-    return "gpu" if paddle.device.cuda.device_count() else "cpu"
+    """Returns the kind of device that paddle takes by itself: gpu, xpu, a custom one, else cpu."""
+    # As _current_expected_place_ of paddle/base/framework.py, and not by asking for the device of
+    # now: that may be what an earlier run of this process was given.
+    kinds = ["gpu", "xpu", *core.get_all_custom_device_type()[:1]]
+    return next((kind for kind in kinds if number_of_devices(kind)), "cpu")
+
+
+def kind_of(device: str) -> str:
+    """Returns the kind of a device: "gpu" of "gpu:1"."""
+    return device.partition(":")[0]
+
+
+def is_custom(kind: str) -> bool:
+    """Returns whether devices of this kind come with a plug-in of paddle's: an npu, say."""
+    return kind in core.get_all_custom_device_type()
+
+
+def number_of_devices(kind: str) -> int:
+    """Returns how many devices of a kind this process may use; of the CPU the cores."""
+    if kind == "cpu":
+        return len(os.sched_getaffinity(0))
+    if is_custom(kind):
+        return int(core.get_custom_device_count(kind))
+    of_paddle = paddle.device.xpu if kind == "xpu" else paddle.device.cuda
+    return int(of_paddle.device_count())
 
 
 def peak_memory() -> dict[str, float]:

@@ -118,6 +118,18 @@ def ended_by_sigterm() -> contextlib.AbstractContextManager[None]:
     return handling(end if hears_signals() else {})
 
 
+def ended_by_signals() -> contextlib.AbstractContextManager[None]:
+    """Makes SIGTERM and Ctrl-C end this process at once in the block, also while it waits in C++.
+
+    A handler of Python's would run only when that returns, which it may never do. Nothing is
+    tidied up then. A signal that is ignored stays so, and a container's first process, for which
+    the system ignores signals without a handler, keeps its own.
+    """
+    signums = (signal.SIGTERM, signal.SIGINT) if hears_signals() and os.getpid() != 1 else ()
+    heard = [signum for signum in signums if signal.getsignal(signum) != signal.SIG_IGN]
+    return handling(dict.fromkeys(heard, signal.SIG_DFL))
+
+
 @functools.cache  # once in a process
 def ignore_signals_at_exit(signums: Iterable[int]) -> None:
     """Ignores signals once the program has ended, when the exit code is decided already.

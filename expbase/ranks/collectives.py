@@ -24,6 +24,8 @@ from typing import Any, ParamSpec, TypeVar, cast
 import paddle
 import paddle.distributed as dist
 
+from expbase.base.device import is_custom, kind_of
+from expbase.config import ConfigError
 from expbase.ranks import store
 
 P = ParamSpec("P")
@@ -96,9 +98,25 @@ def init_parallel(device: str) -> None:
     """Connects the processes, unless they are: by gloo on the CPU, else by the device's backend."""
     if dist.is_initialized():
         return
-    if device == "cpu":
-        os.environ.setdefault("PADDLE_DISTRI_BACKEND", "gloo")
+    # Paddle's launcher sets it for a device that it finds, whatever --device is; its spawn does for
+    # the CPU alone (paddle/distributed/utils/launch_utils.py, _prepare_trainer_env). Without it a
+    # custom device would wait in gloo's rendezvous for ever; a GPU and an XPU need none.
+    kind = kind_of(device)
+    if kind == "cpu" or is_custom(kind):
+        os.environ["PADDLE_DISTRI_BACKEND"] = "gloo" if kind == "cpu" else "xccl"
     dist.init_parallel_env()
+    if kind_of(connected := paddle.device.get_device()) != kind:
+        raise ConfigError(
+            f"--device: {kind!r} given, and paddle has connected the processes on {connected!r}; "
+            f"expected --device {kind_of(connected)}, or a start in which paddle finds "
+            f"{kind!r} alone: its own backend in PADDLE_DISTRI_BACKEND, no plug-in of another kind."
+        )
+
+
+def meet() -> None:
+    """Makes what collectives need, and device libraries make at the first one of each group."""
+    all_gather_object(None)
+    all_gather_numbers(0.0)
 
 
 def is_connected() -> bool:

@@ -16,7 +16,8 @@ def set_device(device: str | None, *, deterministic: bool) -> None:
     """Makes paddle use a device.
 
     Args:
-        device: "cpu", "gpu", "gpu:1" or another one of paddle's; None: the GPU if there is one.
+        device: "cpu", "gpu", "gpu:1" or another one of paddle's; None: the one that paddle
+            takes by itself.
         deterministic: Also set the flags that make its kernels repeatable.
 
     Raises:

@@ -20,14 +20,14 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.connection import wait
 from types import ModuleType
 from typing import Any, NamedTuple
 
-import paddle
 import paddle.distributed as dist
 
-from expbase.base.device import default_device
+from expbase.base.device import default_device, is_custom, kind_of, number_of_devices
 from expbase.base.exit_codes import STOPPED, ExitCode, exit_code_of
 from expbase.base.on_purpose import is_on_purpose, sentence
 from expbase.base.processes import (
@@ -103,12 +103,21 @@ def spawn(
         args: Its arguments.
         nprocs: How many processes. If it is negative: at most -nprocs, a power of two, and no more
             than there are devices.
-        device: "cpu" or "gpu"; None: the GPU if there is one.
+        device: "cpu" or "gpu", say; None: the one that paddle takes by itself.
         signals: Forwards its signals to the processes.
+
+    Raises:
+        ConfigError: There are fewer devices.
     """
-    on_cpu = (device or default_device()) == "cpu"
+    kind = kind_of(device or default_device())
+    on_cpu = kind == "cpu"
     if nprocs < 0:
-        nprocs = _most_processes(-nprocs, on_cpu=on_cpu)
+        nprocs = _most_processes(-nprocs, kind)
+    if not on_cpu and 0 < (count := number_of_devices(kind)) < nprocs:  # 0: each rank says so
+        raise ConfigError(
+            f"--nprocs: {nprocs} given; expected at most {count}, one process for each {kind} that "
+            "this one sees, or --device cpu."
+        )
     # A fork has only one thread of its parent: a lock that another one holds stays held for ever.
     way = "fork" if on_cpu and threading.active_count() == 1 else "spawn"
     words = (_Main(), way, os.getpid(), function, tuple(args))
@@ -120,7 +129,7 @@ def spawn(
             signals.ranks = [starter.Process(target=_run_rank, args=words)]
             signals.ranks[0].start()
         else:
-            how = {"join": False, "backend": "gloo" if on_cpu else "auto", "start_method": way}
+            how = {"join": False, "backend": _backend(kind), "start_method": way}
             context = dist.spawn(_run_rank, words, nprocs=nprocs, **how)
             # The context must live: MultiprocessContext holds queues that the processes open.
             signals.ranks = context.processes
@@ -137,17 +146,29 @@ def spawn(
         signals.ranks = ()
 
 
-def _most_processes(limit: int, *, on_cpu: bool) -> int:
+def _backend(kind: str) -> str:
+    """Returns what paddle's spawn prepares the processes for."""
+    if not number_of_devices(kind):  # which each rank says in words
+        return "auto"
+    # Not "auto" where it is known: it is of the device of now, which the script may have set.
+    known = {"cpu": "gloo", "gpu": "nccl", "xpu": "bkcl"}
+    return "xccl" if is_custom(kind) else known.get(kind, "auto")
+
+
+def _most_processes(limit: int, kind: str) -> int:
     """Returns the greatest power of two that is at most the limit and the number of devices.
 
-    Counted are the GPUs, or on the CPU the cores, that a new process may use.
+    Counted are the devices of a kind, or on the CPU the cores, that a new process may use.
     """
-    count = len(os.sched_getaffinity(0))
-    if not on_cpu:  # in a new process: one that has looked before goes on seeing a GPU that is gone
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            count = pool.apply(paddle.device.cuda.device_count)
+    if kind == "cpu":
+        count = number_of_devices(kind)
+    else:  # in a new process: one that has looked before goes on seeing a device that is gone
+        # Not in a Pool, which ends its processes by SIGTERM: paddle shows it as a fatal error.
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            count = pool.submit(number_of_devices, kind).result()
     number = min(1 << count.bit_length() >> 1, limit) or 1
-    say(f"--nprocs auto: {number} ({limit} shares, {count} cores or GPUs)")
+    devices = "cores" if kind == "cpu" else f"{kind} devices"
+    say(f"--nprocs auto: {number} ({limit} shares, {count} {devices})")
     return number
 
 

@@ -208,7 +208,7 @@ def test_a_start_after_a_device_is_gone_has_fewer_processes(script: Path) -> Non
         stderr = process.communicate(timeout=forks.LONG_SECONDS)[1]
     assert process.returncode == 0, stderr
     assert [start["ranks"] for start in starts(script.parent / "run")] == [2, 1]
-    assert "--nprocs auto: 1 (2 shares, 1 cores or GPUs)" in stderr
+    assert "--nprocs auto: 1 (2 shares, 1 cores)" in stderr
     assert "not exact" not in (script.parent / "run" / "worker_0.log").read_text()
 
 

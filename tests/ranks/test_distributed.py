@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import socket
@@ -19,6 +20,7 @@ from paddle.base import core
 from paddle.io import DataLoader
 from tiny import Points, Tiny, curve, make, metrics, run_script, same_bits, trained
 
+from expbase import ConfigError
 from expbase.base.arrays import parse
 from expbase.extras.all_events import AllEvents
 from expbase.ranks import alike, collectives, store
@@ -495,6 +497,21 @@ def test_questions_to_the_store_are_sent_at_once(monkeypatch: pytest.MonkeyPatch
     assert not any(before.values())  # paddle's own stays as it is
     assert [at_once for number, at_once in connections().items() if number not in before] == [True]
     assert store.add("a", 2) == paddles.add("a", 0) == 2
+
+
+@pytest.mark.parametrize(("device", "backend"), [("cpu", "gloo"), ("npu:1", "xccl")])
+def test_processes_are_connected_by_the_backend_of_the_device_or_not_at_all(
+    device: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Paddle connects those of the first plug-in that it has found, and makes them use that one."""
+    monkeypatch.setenv("PADDLE_DISTRI_BACKEND", "of the launcher")
+    monkeypatch.setattr(core, "get_all_custom_device_type", lambda: ["other", "npu"])
+    monkeypatch.setattr(paddle.device, "get_device", lambda: "other:1")
+    monkeypatch.setattr(dist, "init_parallel_env", lambda: None)
+    text = f"--device: '{device[:3]}' given, and paddle has connected the processes on 'other:1'; "
+    with pytest.raises(ConfigError, match=text):
+        collectives.init_parallel(device)
+    assert os.environ["PADDLE_DISTRI_BACKEND"] == backend
 
 
 def test_with_one_process_everything_is_itself() -> None:

@@ -6,23 +6,22 @@ Runs with --nprocs are in test_stop.py and test_distributed.py.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import connection
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import forks
-import paddle
 import pytest
-from tiny import PYTHONPATH
+from tiny import DEVICE, PYTHONPATH, Helped, run_script, same_bits, trained
 
 from expbase import ConfigError
 from expbase.ranks import collectives, launch
@@ -122,6 +121,50 @@ def test_a_rank_has_no_handlers_no_rank_and_no_exit_functions_of_its_parent(way:
     assert result.stderr.splitlines()[-1] == "rank 1 was killed by SIGTERM"
 
 
+# A rank that waits in C, with Python's lock held, as paddle does in its store.
+WAITING = """
+import ctypes, sys
+from tiny import Tiny
+from expbase import main
+
+
+class Waiting(Tiny):
+    def init_parallel(self):
+        super().init_parallel()
+        sys.stdout.write(".")
+        sys.stdout.flush()
+        lock = ctypes.create_string_buffer(64)
+        while True:
+            ctypes.PyDLL(None).pthread_mutex_lock(lock)
+
+
+if __name__ == "__main__":
+    main(Waiting)
+"""
+
+
+@pytest.mark.parametrize(
+    ("signum", "send", "answer"), [("SIGTERM", os.kill, 143), ("SIGINT", os.killpg, 130)]
+)
+def test_a_signal_ends_ranks_that_wait_in_c_while_they_are_being_connected(
+    signum: str, send: Callable[[int, int], None], answer: int, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(WAITING)
+    command = [sys.executable, "train.py", "--nprocs", "2", "--device", "cpu"]
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "PYTHONWARNINGS": "ignore"}
+    how: Any = {"cwd": tmp_path, "env": environment, "stdout": subprocess.PIPE}
+    with forks.Popen(command, **how, stderr=subprocess.PIPE) as process:
+        try:
+            assert process.stdout.read(2) == b".."
+            send(process.pid, signal.Signals[signum])
+            said = process.communicate(timeout=forks.LONG_SECONDS)[1].decode()
+        finally:
+            process.kill()
+    assert process.returncode == answer, said
+    for rank in range(2):
+        assert re.search(f"rank {rank} was killed by SIG(TERM|INT)", said)
+
+
 @pytest.mark.parametrize("exitcode", [1, -11, -15])
 def test_when_a_process_fails_those_that_go_on_are_killed_after_a_while(
     exitcode: int, monkeypatch: pytest.MonkeyPatch
@@ -144,24 +187,40 @@ def test_the_last_line_names_the_rank_that_died_by_a_signal(
     ("shares", "devices", "number"),
     [(8, 1, 1), (8, 2, 2), (8, 3, 2), (8, 7, 4), (8, 8, 8), (8, 64, 8), (1, 4, 1)],
 )
-@pytest.mark.parametrize("on_cpu", [True, False])
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
 def test_auto_is_the_largest_divisor_of_the_shares_for_which_there_are_devices(
-    shares: int, devices: int, number: int, on_cpu: bool, monkeypatch: pytest.MonkeyPatch
+    shares: int, devices: int, number: int, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cores, gpus = (devices, 0) if on_cpu else (1, devices)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(cores))
-    monkeypatch.setattr(paddle.device.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(launch, "number_of_devices", {kind: devices}.__getitem__)
     # In the place of a new process, which would not know of this.
-    context = SimpleNamespace(Pool=lambda count: contextlib.nullcontext(Caller()))
-    monkeypatch.setattr(multiprocessing, "get_context", lambda way: context)
-    assert launch._most_processes(shares, on_cpu=on_cpu) == number
+    monkeypatch.setattr(launch, "ProcessPoolExecutor", lambda number, way: ThreadPoolExecutor())
+    assert launch._most_processes(shares, kind) == number
 
 
-class Caller:
-    """What looks like a pool of processes."""
+@pytest.mark.pretend
+def test_auto_takes_each_device_and_the_ranks_have_the_bits_of_one(
+    script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script.write_text(script.read_text().replace("Tiny", "Helped"))
+    monkeypatch.setenv("PRETEND_DEVICES", "2")
+    words = ["--nprocs", "auto", "--output", str(script.parent / "run")]
+    training = {"shares": 2, "max_iteration": 2, "valid_interval": 0, "log_interval": 0}
+    words += [f"training.{key}={value}" for key, value in training.items()]
+    result = run_script(script, *words)
+    assert result.returncode == 0, result.stderr
+    assert f"--nprocs auto: 2 (2 shares, 2 {DEVICE} devices)" in result.stderr
+    assert f"{DEVICE}:0, ranks: 2" in result.stderr
+    assert "FatalError" not in result.stderr  # of paddle, in a process that is ended by SIGTERM
+    trained(Helped, script.parent / "one", **training)
+    end = "checkpoints/step-00000002"
+    same_bits(script.parent / "run" / end, script.parent / "one" / end)
 
-    def apply(self, function: Callable[[], int]) -> int:
-        return function()
+
+@pytest.mark.pretend
+def test_more_processes_than_devices_are_refused_with_their_number() -> None:
+    text = f"--nprocs: 5 given; expected at most 4, one process for each {DEVICE} that this one"
+    with pytest.raises(ConfigError, match=text):
+        launch.spawn(print, (), 5, DEVICE, launch.StopSignals())
 
 
 PACKAGE = """

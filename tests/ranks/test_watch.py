@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from typing import Any
 
 import forks
 import pytest
-from tiny import run_ranks, run_script
+from tiny import DEVICE, run_ranks, run_script
 
 from expbase.base import processes
 from expbase.ranks.watch import LIMIT, Watch
@@ -90,6 +91,20 @@ def test_a_death_is_told_to_those_who_are_connected_to_rank_zero_alone(
     run_script(script, *words, "--nprocs", "3")
     last_line = (run / "worker_1.log").read_text().splitlines()[-1]
     assert "another rank failed: rank 2 was killed by SIGKILL" in last_line
+
+
+@pytest.mark.pretend
+def test_ranks_that_wait_in_a_collective_of_the_device_end_when_one_is_killed(
+    script: Path,
+) -> None:
+    words = [str(script), "--output", str(script.parent / "run"), "training.max_iteration=100000"]
+    *others, killed = run_ranks([words] * 4, KILLED_RANK="3")
+    assert killed.returncode == -signal.SIGKILL
+    for rank, other in enumerate(others):
+        assert other.returncode == 1
+        last_line = (script.parent / f"run/worker_{rank}.log").read_text().splitlines()[-1]
+        assert "another rank failed: rank 3 " in last_line
+    assert f"{DEVICE}:0, ranks: 4" in others[0].stderr
 
 
 STOPPED = """
