@@ -208,7 +208,7 @@ class Side:
             delay: Seconds from the beginning of that iteration.
         """
         killed_path(self.directory).unlink(missing_ok=True)
-        plan = {"training": self.training, "device": self.device}
+        plan: dict[str, Any] = {"training": self.training, "device": self.device}
         plan |= {"kill": kill, "at": at, "delay": delay}
         environment = {**os.environ, PLAN: json.dumps(plan)}
         with self._stderr.open("ab") as stderr:
