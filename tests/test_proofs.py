@@ -99,6 +99,14 @@ def test_what_is_run_by_whoever_has_a_gpu_holds_here(device: str) -> None:
     assert result.stdout.endswith(f"{11 - len(not_here)} ok, 0 FAILED, {len(not_here)} not here\n")
 
 
+def test_the_calls_of_cuda_that_wait_are_counted_in_a_trace_of_paddle_s_profiler() -> None:
+    from on_device import gpu_waits
+
+    calls = ["cudaLaunchKernel_v7000", "cudaStreamSynchronize_v3020", "cudaMemcpyAsync_v3020"]
+    calls += ["cudaMemcpy_v3020", "cudaDeviceSynchronize_v3020"]
+    assert gpu_waits("".join(f'"name": "{call}[0.010 ms]", "pid": 1\n' for call in calls)) == 3
+
+
 def test_a_script_as_other_people_write_them_continues_without_a_warning(forked: None) -> None:
     result = run_script(TESTS / "proofs/manners.py", "--only", "tracked")
     assert result.returncode == 0, result.stdout + result.stderr

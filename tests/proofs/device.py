@@ -34,10 +34,11 @@ warnings.simplefilter("ignore")
 import forks  # noqa: E402
 import pretend  # noqa: E402
 from compare import differences, last_checkpoint, logged  # noqa: E402
-from on_device import KILLED, net_for  # noqa: E402
+from on_device import KILLED, RESULT, net_for  # noqa: E402
 from watched import Watched  # noqa: E402
 
 from expbase.base.arrays import parse  # noqa: E402
+from expbase.base.device import kind_of  # noqa: E402
 from expbase.checkpoint import layout, storage  # noqa: E402
 
 SCRIPT = Path(__file__).with_name("on_device.py")
@@ -66,7 +67,7 @@ class Proof:
 
     def __init__(self, device: str, folder: Path, seconds: float, options: Any) -> None:
         self.device, self.folder, self.options = device, folder, options
-        self.kind = device.partition(":")[0]
+        self.kind = kind_of(device)
         self._deadline = time.monotonic() + seconds
         self._seconds = seconds
         folder.mkdir()
@@ -134,10 +135,11 @@ class Proof:
         return self.train(name, *words)
 
     def measured(self, name: str, *words: str) -> str:
-        """The line that a measurement of on_device.py ends with."""
+        """What a measurement of on_device.py has found."""
         command = [str(SCRIPT), name, self.device, "--output", str(self.output(name)), *words]
         self.ended_well(name, self.code(name, *command))
-        text = self.tail(name)
+        said = self.said_by(name).read_text(errors="replace")
+        text = re.findall(rf"^{RESULT}(.*)", said, re.MULTILINE)[-1]
         if text.startswith("not here: "):
             raise NotHereError(text.removeprefix("not here: "))
         if "FAILED: " in text:
@@ -252,8 +254,7 @@ def waits(proof: Proof) -> str:
 
 def save(proof: Proof) -> str:
     """A large checkpoint; smaller where memory or disk are."""
-    megabytes = proof.options.megabytes
-    return proof.measured("save", "--megabytes", str(megabytes))
+    return proof.measured("save", "--megabytes", str(proof.options.megabytes))
 
 
 def moved(proof: Proof) -> str:
@@ -276,7 +277,7 @@ def memory(proof: Proof) -> str:
     newest = last_checkpoint(proof.output("memory"))
     storage.verify(newest)
     said = proof.said_by("memory").read_text(errors="replace")
-    errors = re.findall(r"^\w*Error: .*", said, re.MULTILINE)
+    errors = re.findall(r"^(?:\w*Error: .|Out of memory error).*", said, re.MULTILINE)
     if code != 1 or layout.iteration_of(newest) != SAVED_AT or not errors:
         raise FailedError(f"ended with {code} and {newest.name}: {proof.tail('memory', 3)}")
     if proof.kind in ("cpu", "gpu", "xpu") and "Out of memory in an update" not in said:
@@ -297,8 +298,7 @@ def cards(proof: Proof) -> str:
     launcher = ["-m", "paddle.distributed.launch", "--nproc_per_node", "2", *logs]
     proof.ended_well("launched", proof.code("launched", *launcher, *proof.words("launched")))
     proof.same(proof.output("launched"), straight, "paddle's launcher")
-    killed = proof.continued("killed", *two)
-    proof.same(killed, straight, "a killed rank")
+    proof.same(proof.continued("killed", *two), straight, "a killed rank")
     return "the same bits by --nprocs 2, paddle's launcher, and after a rank was killed"
 
 
@@ -337,7 +337,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=0, help="of a large checkpoint")
     args = parser.parse_args()
     args.megabytes = args.megabytes or (16 if args.short else 4096)
-    kind = args.device.partition(":")[0]
+    kind = kind_of(args.device)
     if kind == pretend.NAME:
         os.environ.update(pretend.environment())
     # What docs/config.md asks for beside training.deterministic.

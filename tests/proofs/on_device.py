@@ -3,8 +3,8 @@
 The experiment has what may differ from one time to the next there: a convolution, matrices, an
 embedding, batch norm, dropout and draws on the device; `model.amp` trains it in 16 bits. The
 variable ON_DEVICE says what happens to a start: "kill 9" ends the last rank in iteration 9 as by
-`kill -9`, "exhaust 9" asks there for more memory than there is. A measurement prints its result
-as the last line.
+`kill -9`, "exhaust 9" asks there for more memory than there is. A measurement prints a line with
+its result.
 
     python tests/proofs/on_device.py --device gpu --output runs/on_device model.amp=float16-O2
     python tests/proofs/on_device.py speed gpu --output runs/speed --steps 200
@@ -41,12 +41,18 @@ from paddle.base import core  # noqa: E402
 from paddle.io import DataLoader, Dataset  # noqa: E402
 
 from expbase import Config, ExperimentBase, main  # noqa: E402
-from expbase.base.device import peak_memory, repeatable_flags  # noqa: E402
+from expbase.base.device import (  # noqa: E402
+    kind_of,
+    number_of_devices,
+    peak_memory,
+    repeatable_flags,
+)
 from expbase.checkpoint import storage  # noqa: E402
 from expbase.record.provenance import device  # noqa: E402
 
 TO_DO = "ON_DEVICE"
 KILLED = "killed"  # a file in the output directory
+RESULT = "RESULT: "  # begins the line of a measurement
 BATCH_SIZE, TOKENS = 8, 32
 FIRST = 11  # iteration at which a measurement begins; a DataLoader has read ahead by then
 WORKERS = (0, 2)
@@ -356,7 +362,7 @@ def waits(args: argparse.Namespace) -> str:
 
 def counter(args: argparse.Namespace) -> tuple[Callable[[], Any], Callable[[Any], float]]:
     """How waits are counted on this device: what begins it, and what returns their number."""
-    kind = args.device.partition(":")[0]
+    kind = kind_of(args.device)
     if kind == pretend.NAME:
         return pretend.counts, lambda then: pretend.counts().since(then).waits
     if kind != "gpu":
@@ -386,7 +392,7 @@ def gpu_waits(trace: str) -> int:
     names = re.findall(r'"name": "(cuda\w+)\[', trace)
     if not names:
         raise NotHereError("the profiler of this paddle has recorded no call of CUDA")
-    return sum(bool(re.match(r"cuda\w+Synchronize|cudaMem(cpy|set)(_|$)", name)) for name in names)
+    return sum(bool(re.match(r"cuda\w+Synchronize|cudaMemcpy(_|$)", name)) for name in names)
 
 
 def flags(args: argparse.Namespace) -> str:
@@ -471,9 +477,7 @@ class NotHereError(Exception):
 
 def count(args: argparse.Namespace) -> str:
     """How many devices of this kind there are."""
-    names = {*paddle.device.get_available_device(), *paddle.device.get_available_custom_device()}
-    kinds = [name.partition(":")[0] for name in names]
-    return str(kinds.count(args.device.partition(":")[0]))
+    return str(number_of_devices(kind_of(args.device)))
 
 
 def halves(args: argparse.Namespace) -> str:
@@ -511,7 +515,7 @@ def measured() -> None:
         text = MEASUREMENTS[args.name](args)
     except NotHereError as reason:
         text = f"not here: {reason}"
-    print(text)
+    print(f"{RESULT}{text}", flush=True)
 
 
 if __name__ == "__main__":
