@@ -48,6 +48,7 @@ from expbase.base.device import (  # noqa: E402
     repeatable_flags,
 )
 from expbase.checkpoint import storage  # noqa: E402
+from expbase.ranks.device import set_device  # noqa: E402
 from expbase.record.provenance import device  # noqa: E402
 
 TO_DO = "ON_DEVICE"
@@ -510,7 +511,7 @@ def measured() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--megabytes", type=int, default=4096)
     args = parser.parse_args()
-    paddle.set_device(args.device)
+    set_device(args.device, deterministic=False)
     try:
         text = MEASUREMENTS[args.name](args)
     except NotHereError as reason:
