@@ -93,6 +93,25 @@ def test_damaged_and_foreign_files_are_refused_in_a_line(forked: None) -> None:
     assert formats == ["pdparams", "safetensors", *of_a_run, "index"]
 
 
+@pytest.mark.parametrize("device", ["cpu", pretend.NAME])
+def test_what_is_run_by_whoever_has_a_gpu_holds_here(device: str) -> None:
+    if device == pretend.NAME and pretend.folder() is None:
+        pytest.skip("no g++")
+    result = run_script(TESTS / "proofs/device.py", device, "--short")
+    assert result.returncode == 0, result.stdout + result.stderr
+    not_here = re.findall(r"^(\w+) +not here", result.stdout, re.MULTILINE)
+    assert not_here == (["amp", "waits"] if device == "cpu" else [])
+    assert result.stdout.endswith(f"{11 - len(not_here)} ok, 0 FAILED, {len(not_here)} not here\n")
+
+
+def test_the_calls_of_cuda_that_wait_are_counted_in_a_trace_of_paddle_s_profiler() -> None:
+    from on_device import gpu_waits
+
+    calls = ["cudaLaunchKernel_v7000", "cudaStreamSynchronize_v3020", "cudaMemcpyAsync_v3020"]
+    calls += ["cudaMemcpy_v3020", "cudaDeviceSynchronize_v3020"]
+    assert gpu_waits("".join(f'"name": "{call}[0.010 ms]", "pid": 1\n' for call in calls)) == 3
+
+
 def test_a_script_as_other_people_write_them_continues_without_a_warning(forked: None) -> None:
     result = run_script(TESTS / "proofs/manners.py", "--only", "tracked")
     assert result.returncode == 0, result.stdout + result.stderr

@@ -89,6 +89,20 @@ def explain_schedule(error: BaseException) -> None:
         )
 
 
+def explain_memory(error: BaseException) -> None:
+    """Adds to an update's error that there is no memory what would need less of it."""
+    # Paddle raises it for the host and for a GPU (paddle/fluid/pybind/exception.cc, BadAlloc), and
+    # within some operators a RuntimeError of the same text; what a custom device answers is an
+    # OSError with a number (paddle/phi/backends/custom/custom_device.cc).
+    if isinstance(error, MemoryError) or "Out of memory error on" in str(error):
+        add_note(
+            error,
+            "Out of memory in an update: expected smaller batches, with as many samples in an "
+            "update by training.accumulation_steps=2, or amp. The same command with --force goes "
+            "on with them, from the newest checkpoint.",
+        )
+
+
 # The methods of a task of PaddleHub 1 (document 000), and what is here in their place.
 _OF_A_TASK = {
     "_build_net": "setup_model", "_add_label": "train_batch", "_add_metrics": "valid",

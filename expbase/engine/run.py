@@ -44,6 +44,7 @@ from expbase.data.shared_memory import remove_left_files
 from expbase.data.workers import ReaderThreads, workers_end_with_this
 from expbase.defaults import check_training, resolved
 from expbase.engine.advice import (
+    explain_memory,
     explain_schedule,
     explaining_missing_model,
     likely_mistakes,
@@ -610,6 +611,8 @@ class Run:
     def _say_failure(self, error: BaseException) -> None:
         report = self.report
         loop = self.loop
+        if loop.step is Step.WITHIN:
+            explain_memory(error)
         report.failure(loop.iteration, error)
         if loop.step is Step.WITHIN and isinstance(error, Exception):
             report.quietly("the batch", report.failed_batch, loop.iteration, loop.epoch)

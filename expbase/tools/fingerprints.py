@@ -6,9 +6,9 @@ runs points at the likely cause.
     python fingerprints.py train.py --output runs/a …      # writes runs/a.notes.rank_0.jsonl
     python fingerprints.py -m package.train --output runs/a …
 
-What it is to do is in the environment (PLAN), as JSON: `training` has config values; `kill` says
-how the run is killed, "" for not at all, `at` from which iteration on, and `delay` how many seconds
-later.
+What it is to do is in the environment (PLAN), as JSON: `training` has config values; `device` is
+what it runs on, by default the CPU; `kill` says how the run is killed, "" for not at all, `at` from
+which iteration on, and `delay` how many seconds later.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class Verified(ExperimentBase):
             training.valid_interval = training.valid_every_epoch = 0
             if plan["kill"] == "inside a validation":
                 plan["kill"] = "at a random moment"
-        super().__init__(config, argparse.Namespace(**{**vars(args), "device": "cpu"}))
+        device = plan.pop("device", "cpu")
+        super().__init__(config, argparse.Namespace(**{**vars(args), "device": device}))
         self.verifying = Work(**plan)
 
     def _is_time(self, kind: str) -> bool:

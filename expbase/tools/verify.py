@@ -4,9 +4,10 @@ It runs your script, or `-m` and a module, straight through, then again with kil
 moments, inside a save and inside a validation too, and compares every file of tensors, counter and
 logged number. If they differ, it runs once more without a kill: a script that does not repeat
 itself is named as such. The words after -- are for the script, which must have an option --output:
--- --nprocs 2, say. With --ranks it also runs straight through on each of these numbers of
-processes, and each start between the kills is on one of them; the script must have an option
---nprocs, and training.shares.
+-- --nprocs 2, say. All runs are on the CPU, unless these words name a --device: then they have
+training.deterministic=True, too. With --ranks it also runs straight through on each of these
+numbers of processes, and each start between the kills is on one of them; the script must have an
+option --nprocs, and training.shares.
 """
 
 from __future__ import annotations
@@ -90,6 +91,13 @@ def _numbers(text: str) -> list[int]:
     return [count(word) for word in text.split(",")]
 
 
+def _device(words: Sequence[str]) -> str:
+    """Returns the device that the script's words ask for; by default the CPU, which repeats all."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--device", default="cpu")
+    return str(parser.parse_known_args(words)[0].device)
+
+
 def main(args: argparse.Namespace) -> int:
     if bool(args.script) == bool(args.module):
         raise ValueError("expected a training script, or -m and a module.")
@@ -101,7 +109,8 @@ def main(args: argparse.Namespace) -> int:
     killed = Side(args, "killed", args.ranks)
     with ended_by_signals():
         keys = " ".join(f"{key}={value}" for key, value in straight.training.items())
-        print(f"straight through, on the CPU, with training.* {keys}", flush=True)
+        where = "the CPU" if straight.device == "cpu" else straight.device
+        print(f"straight through, on {where}, with training.* {keys}", flush=True)
         straight.finish()
         if args.ranks:
             straight.check_shares()
@@ -172,6 +181,9 @@ class Side:
             "log_interval": 1,
             "keep_last": 0,
         }
+        self.device = _device(args.words)
+        if self.device != "cpu":  # whose kernels may sum in another order each time
+            self.training["deterministic"] = True
 
     @property
     def _script(self) -> str:
@@ -196,7 +208,8 @@ class Side:
             delay: Seconds from the beginning of that iteration.
         """
         killed_path(self.directory).unlink(missing_ok=True)
-        plan = {"training": self.training, "kill": kill, "at": at, "delay": delay}
+        plan: dict[str, Any] = {"training": self.training, "device": self.device}
+        plan |= {"kill": kill, "at": at, "delay": delay}
         environment = {**os.environ, PLAN: json.dumps(plan)}
         with self._stderr.open("ab") as stderr:
             self.process = subprocess.Popen(

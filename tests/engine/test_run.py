@@ -82,6 +82,22 @@ def test_a_save_that_failed_beside_the_failure_is_told_and_hides_no_batch(
     assert "the same command makes this update again (newest checkpoint: none yet)" in log
 
 
+@pytest.mark.parametrize(
+    "error", [MemoryError("no"), RuntimeError("\n\nOut of memory error on GPU 0. Cannot allocate")]
+)
+def test_an_update_without_memory_says_what_needs_less_of_it(
+    tmp_path: Path, error: Exception
+) -> None:
+    class Greedy(Tiny):
+        def train_batch(self) -> None:
+            raise error
+
+    with pytest.raises(type(error)):
+        trained(Greedy, tmp_path / "run")
+    log = (tmp_path / "run/worker_0.log").read_text()
+    assert "Out of memory in an update: expected smaller batches" in log
+
+
 def test_the_ledger_holds_each_start_and_each_end(tmp_path: Path) -> None:
     class Dividing(Tiny):
         def train_batch(self) -> None:

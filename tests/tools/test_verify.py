@@ -155,7 +155,7 @@ def difference(
     with pytest.raises(Killed):
         run(experiment, folder / "killed", end=end)
     run(experiment, folder / "killed")
-    args = argparse.Namespace(output=folder, iterations=14)
+    args = argparse.Namespace(output=folder, iterations=14, words=[])
     return first_difference(Side(args, "straight"), Side(args, "killed"))
 
 
@@ -195,7 +195,7 @@ def test_the_first_value_that_differs_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert difference(Tiny, tmp_path, monkeypatch) == ""
-    args = argparse.Namespace(output=tmp_path, iterations=14)
+    args = argparse.Namespace(output=tmp_path, iterations=14, words=[])
     straight, killed = Side(args, "straight"), Side(args, "killed")
     found = flatten(straight.saved())
     for name in ("loop.epoch", "model.safetensors"):
@@ -440,6 +440,16 @@ def test_words_after_two_dashes_go_to_the_script_and_its_error_is_told(
     assert "unknown key 'training.sed'. Did you mean 'training.seed'?" in error
 
 
+def test_the_words_name_the_device_on_which_it_is_proven(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert verify(tmp_path, MAIN, "--", "--device", "pluto") == 1
+    said = capsys.readouterr()
+    assert "straight through, on pluto, with training.* max_iteration=24" in said.out
+    assert "keep_last=0 deterministic=True\n" in said.out
+    assert "--device: 'pluto' given; expected cpu" in said.err
+
+
 def test_without_a_tool_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert "verify" in capsys.readouterr().out
@@ -487,7 +497,7 @@ def test_verify_that_is_broken_off_leaves_no_process(
 
     monkeypatch.setattr(Side, "command", lambda self: ["sleep", "100"])
     monkeypatch.setattr("expbase.tools.verify.time.sleep", broken_off)
-    side = Side(argparse.Namespace(output=tmp_path, iterations=40), "killed")
+    side = Side(argparse.Namespace(output=tmp_path, iterations=40, words=[]), "killed")
     with pytest.raises(SystemExit):
         side.finish_with_kills(random.Random(0), 1)
     assert side.process.returncode == -signal.SIGKILL
