@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import forks
@@ -35,8 +37,8 @@ def pytest_configure(config: pytest.Config) -> None:
     device = config.getoption("--device")
     os.environ["EXPBASE_TEST_DEVICE"] = device  # for `tiny`, in all processes
     if device.startswith(pretend.NAME):
-        if pretend.folder() is None:
-            raise pytest.UsageError(f"--device {device}: it is built by g++, which is not there")
+        if pretend.missing():
+            raise pytest.UsageError(f"--device {device}: it is not built: {pretend.missing()}")
         os.environ.update(pretend.environment())
     config.option.loadscopereorder = False
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -52,6 +54,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
 
+def pytest_collection_finish() -> None:
+    """Has the stack printed when a process dies, as of a page that only the device may touch.
+
+    The handler of pytest is gone: paddle sets its own when it is imported.
+    """
+    if "paddle" in sys.modules and faulthandler.is_enabled():
+        faulthandler.disable()
+        faulthandler.enable(os.dup(2))  # not the file where the output of a test is caught
+
+
 def pytest_sessionfinish() -> None:
     """Removes what killed workers have left in shared memory: no start comes that would do it."""
     from expbase.data.shared_memory import remove_left_files
@@ -61,8 +73,8 @@ def pytest_sessionfinish() -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Says so if nothing could run on the pretend accelerator."""
-    if pretend.folder() is None:
-        terminalreporter.write_line("no g++: nothing ran on the pretend accelerator")
+    if pretend.missing():
+        terminalreporter.write_line(f"nothing ran on the pretend accelerator: {pretend.missing()}")
 
 
 @pytest.fixture
