@@ -77,6 +77,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"nothing ran on the pretend accelerator: {pretend.missing()}")
 
 
+@pytest.fixture(autouse=True)
+def _device(request: pytest.FixtureRequest) -> None:
+    """Lets each test begin on the device of --device, whatever the one before it has set."""
+    device = request.config.getoption("--device")
+    if device != "cpu" and "paddle" in sys.modules:
+        sys.modules["paddle"].set_device(device)
+
+
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python programs that a tool starts are forked."""

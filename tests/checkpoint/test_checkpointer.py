@@ -46,6 +46,7 @@ class Rich(Tiny):
         np.random.rand()
 
 
+@pytest.mark.device
 def test_registered_values_and_own_states_come_back(tmp_path: Path) -> None:
     first = trained(Rich, tmp_path / "run", max_iteration=4)
     second = make(Rich, tmp_path / "run", max_iteration=8)
@@ -152,6 +153,7 @@ def rewrite(run: Path, change: Any) -> None:
     storage.write(path.parent, 2, {name: [data] for name, data in files.items()}, info)
 
 
+@pytest.mark.device
 def test_another_model_is_refused_and_the_checkpoint_stays(tmp_path: Path) -> None:
     class Wider(Tiny):
         def setup_model(self) -> None:
@@ -248,6 +250,7 @@ def test_nothing_but_damaged_checkpoints_is_an_error_and_no_fresh_start(tmp_path
     assert [file.name for file in aside.parent.iterdir()] == [aside.name]
 
 
+@pytest.mark.device
 @pytest.mark.parametrize("how", ["zeros", "pending"])
 def test_gradients_that_are_there_come_back(tmp_path: Path, how: str) -> None:
     class TwoHeads(Tiny):

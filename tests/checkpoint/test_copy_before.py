@@ -16,7 +16,18 @@ from typing import Any
 import numpy as np
 import paddle
 import pytest
-from tiny import Notes, Tiny, make, run_of, run_script, same_bits, saved, trained, validations
+from tiny import (
+    DEVICE,
+    Notes,
+    Tiny,
+    make,
+    run_of,
+    run_script,
+    same_bits,
+    saved,
+    trained,
+    validations,
+)
 
 from expbase.checkpoint import storage
 from expbase.checkpoint.best import best_of
@@ -90,6 +101,7 @@ def looks_at_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("expbase.engine.stop._LOOK_SECONDS", 0.0)
 
 
+@pytest.mark.device
 @pytest.mark.parametrize("in_valid", [False, True], ids=["in events", "in valid"])
 @pytest.mark.parametrize("cause", CODES)
 def test_averages_that_stand_in_the_model_when_a_validation_is_left_are_not_saved(
@@ -252,6 +264,7 @@ def test_a_copy_that_is_not_among_the_best_is_let_go(
     assert best_of(tmp_path / "none") == [(20, 0.7)]
 
 
+@pytest.mark.device
 def test_a_validation_that_is_made_again_writes_no_second_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -312,7 +325,7 @@ if __name__ == "__main__":
 def test_a_validation_that_hangs_loses_nothing_when_it_is_ended(tmp_path: Path) -> None:
     script = tmp_path / "hanging.py"
     script.write_text(HANGING)
-    words = ["--output", "run", "--device", "cpu", "training.valid_interval=3"]
+    words = ["--output", "run", "--device", DEVICE, "training.valid_interval=3"]
     words += ["training.hang_seconds=1", "training.hang_action=end"]
     ended = run_script(script, *words)
     assert ended.returncode == 1, ended.stderr

@@ -98,6 +98,7 @@ class Exporting(Graded):
             self.export(self.output_dir / "exported/model")
 
 
+@pytest.mark.device
 @pytest.mark.parametrize("experiment", [Evaluating, Predicting, Exporting])
 def test_what_is_looked_at_during_training_does_not_change_it(
     tmp_path: Path, experiment: type[Graded]
@@ -149,6 +150,7 @@ class Leaving(Graded):
         return super().valid()
 
 
+@pytest.mark.device
 @pytest.mark.parametrize("has", ["zeros", "none", "some"])
 def test_gradients_that_a_validation_leaves_are_not_felt_by_training(
     tmp_path: Path, has: str
@@ -180,6 +182,7 @@ def test_a_wrong_monitor_fails_in_an_evaluation_by_hand_too(tmp_path: Path) -> N
         trained(ByHand, tmp_path / "run", monitor="acuracy", valid_interval=0)
 
 
+@pytest.mark.device
 def test_persistent_workers_serve_after_the_run_too(tmp_path: Path) -> None:
     class Working(Graded):
         def setup_dataloader(self) -> None:
@@ -236,6 +239,7 @@ def test_events_of_a_validation_know_its_batches_and_its_loader(tmp_path: Path) 
         assert exp.noted[-1] is exp.valid_loader
 
 
+@pytest.mark.device
 def test_generators_on_self_that_valid_draws_from_are_not_felt_by_training(tmp_path: Path) -> None:
     class Drawing(Tiny):
         def setup_model(self) -> None:
@@ -381,6 +385,7 @@ def test_valid_runs_in_eval_mode_without_gradients_though_it_is_overridden(tmp_p
     assert exp.internals.phase == "train"
 
 
+@pytest.mark.device
 def test_layers_get_back_the_mode_that_each_had(tmp_path: Path) -> None:
     class Frozen(Watching):
         def setup_model(self) -> None:

@@ -44,6 +44,7 @@ def test_another_number_of_threads_is_said_on_resume(
     assert text in capfd.readouterr().err
 
 
+@pytest.mark.device
 def test_a_continued_run_ends_with_the_bits_of_one_that_was_not_interrupted(tmp_path: Path) -> None:
     trained(Tiny, tmp_path / "whole", max_iteration=26, monitor="accuracy")
     trained(Tiny, tmp_path / "parts", max_iteration=13, monitor="accuracy", valid_interval=0)

@@ -20,6 +20,7 @@ import forks
 import psutil
 import pytest
 from tiny import (
+    DEVICE,
     TESTS,
     Notes,
     Tiny,
@@ -544,7 +545,7 @@ def test_a_signal_after_the_end_changes_no_answer(tmp_path: Path, words: list[st
         "        if self.parallel:\n            atexit.register(late)\n"
         "if __name__ == '__main__':\n    main(Late)\n"
     )
-    words = [*words, "--output", str(tmp_path / "run"), "--device", "cpu"]
+    words = [*words, "--output", str(tmp_path / "run"), "--device", DEVICE]
     result = run_script(script, *words, "training.max_iteration=2")
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("late") == (3 if "2" in words else 1)

@@ -17,7 +17,7 @@ import paddle.nn.functional as F
 import pytest
 from paddle.amp import grad_scaler
 from paddle.io import DataLoader, TensorDataset
-from tiny import Points, Tiny, curve, make, run_ranks, same_bits, trained
+from tiny import DEVICE, Points, Tiny, curve, make, run_ranks, same_bits, trained
 
 from expbase.extras.all_events import AllEvents
 from expbase.extras.mixins import GradientClipping
@@ -130,6 +130,7 @@ def facts_of(launched: Path, experiment: type[Tiny]) -> list[dict]:
     return [json.loads((folder / f"facts_{rank}.json").read_text()) for rank in (0, 1)]
 
 
+@pytest.mark.device
 @pytest.mark.parametrize("experiment", [Helped, ByHand])
 def test_accumulation_gives_the_parameters_of_one_large_batch(
     tmp_path: Path, experiment: type[Tiny]
@@ -263,6 +264,7 @@ def test_accumulation_goes_over_the_end_of_a_pass(tmp_path: Path) -> None:
     assert [iteration for iteration, _ in passes] == [0, 3, 5, 8]  # begun within updates 3 and 8
 
 
+@pytest.mark.device
 @pytest.mark.parametrize("killed", [False, True])
 def test_an_accumulating_run_continues_to_the_same_bits_in_mid_epoch(
     tmp_path: Path, killed: bool
@@ -322,6 +324,7 @@ def with_scaler(experiment: type[Tiny], make_scaler: Callable[..., Any], **optio
     return Scaled
 
 
+@pytest.mark.device
 def test_losses_are_scaled_and_gradients_unscaled_before_they_can_be_changed(
     tmp_path: Path, enabled_scaler: Callable[..., Any]
 ) -> None:
@@ -355,6 +358,7 @@ class Tied(Pair):
         self.more = [paddle.optimizer.SGD(0.02, parameters=both) for _ in range(4)]
 
 
+@pytest.mark.device
 @pytest.mark.parametrize("several", [Pair, Tied])
 @pytest.mark.parametrize("name", ["model", "other"])
 def test_an_infinite_gradient_of_one_optimizer_has_none_step_and_lowers_the_scale(
@@ -387,6 +391,7 @@ def test_an_infinite_gradient_of_one_optimizer_has_none_step_and_lowers_the_scal
     assert np.isfinite(exp.weights[-1][0]).all()
 
 
+@pytest.mark.device
 def test_the_state_of_the_scaler_comes_back(
     tmp_path: Path, enabled_scaler: Callable[..., Any]
 ) -> None:
@@ -411,6 +416,7 @@ def test_a_scaler_that_paddle_switched_off_is_harmless(tmp_path: Path) -> None:
     assert (weights_of(scaled.other) == weights_of(plain.other)).all()
 
 
+@pytest.mark.device
 def test_a_fixed_scale_is_taken_out_of_each_gradient_once(
     tmp_path: Path, enabled_scaler: Callable[..., Any]
 ) -> None:
@@ -444,6 +450,7 @@ def test_a_scaler_that_switches_itself_off_continues(
         assert trained(scaled, tmp_path / "run", max_iteration=end).iteration == end
 
 
+@pytest.mark.device
 def test_an_overflow_does_not_end_a_run_that_clips_its_gradients(
     tmp_path: Path, enabled_scaler: Callable[..., Any]
 ) -> None:
@@ -456,7 +463,7 @@ def test_an_overflow_does_not_end_a_run_that_clips_its_gradients(
     scaled = with_scaler(Clipped, enabled_scaler)
     config = Clipped.default_config()
     config.training.update({"max_iteration": 4, "log_interval": 1})
-    exp = scaled(config, argparse.Namespace(output=str(tmp_path / "run"), device="cpu"))
+    exp = scaled(config, argparse.Namespace(output=str(tmp_path / "run"), device=DEVICE))
     exp.setup()
     exp.run()
     assert exp.iteration == 4
@@ -465,6 +472,7 @@ def test_an_overflow_does_not_end_a_run_that_clips_its_gradients(
 # --- steps and inner events --------------------------------------------------------------------
 
 
+@pytest.mark.device
 def test_optimizers_that_are_given_step_alone(tmp_path: Path) -> None:
     class Apart(Pair):
         def train_batch(self) -> None:

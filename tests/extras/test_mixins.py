@@ -15,6 +15,7 @@ import pytest
 from paddle.base.framework import EagerParamBase
 from paddle.io import DataLoader
 from tiny import (
+    DEVICE,
     Facts,
     Helped,
     Notes,
@@ -57,7 +58,7 @@ def make(
         else:
             config.training[name] = value
     return experiment_class(
-        config, argparse.Namespace(output=str(output), device="cpu", **(args or {}))
+        config, argparse.Namespace(output=str(output), device=DEVICE, **(args or {}))
     )
 
 
@@ -387,6 +388,7 @@ def close(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> boo
     return all(np.allclose(one[name], other[name], rtol=0, atol=1e-6) for name in other)
 
 
+@pytest.mark.device
 def test_valid_sees_the_averages_of_all_weights_so_far(tmp_path: Path) -> None:
     exp = trained(Averaged, tmp_path / "run", max_iteration=7, valid_interval=3, **EMA)
     assert sorted(exp.seen) == [3, 6, 7]
@@ -438,6 +440,7 @@ def test_what_is_thawed_after_setup_is_averaged(tmp_path: Path, thawed_at: int) 
     assert all((bits == exp.trajectory[0]["0.weight"]).all() for bits in frozen)
 
 
+@pytest.mark.device
 def test_averages_of_what_is_thawed_continue_exactly(tmp_path: Path) -> None:
     trained(Thawing, tmp_path / "whole", max_iteration=6, **EMA)
     for end in (1, 4, 6):  # the second start thaws, and the third begins with it frozen
@@ -485,6 +488,7 @@ def test_the_weights_come_back_when_something_fails_under_the_averages(
     assert same_weights(weights_of(exp), exp.trajectory[-1])
 
 
+@pytest.mark.device
 def test_averages_are_state_and_continue_exactly(tmp_path: Path) -> None:
     trained(Averaged, tmp_path / "whole", max_iteration=8, **EMA)
     parts = trained(Averaged, tmp_path / "parts", max_iteration=5, valid_interval=0, **EMA)
@@ -495,6 +499,7 @@ def test_averages_are_state_and_continue_exactly(tmp_path: Path) -> None:
     assert close(parts.seen[8], averages_of(first + parts.trajectory[1:], 0.8))
 
 
+@pytest.mark.device
 def test_predictions_and_exports_are_those_of_the_averages(tmp_path: Path) -> None:
     class Exporting(Averaged):
         def setup_model(self) -> None:
@@ -515,6 +520,7 @@ def test_predictions_and_exports_are_those_of_the_averages(tmp_path: Path) -> No
         np.testing.assert_allclose(given, exp.model(points).numpy(), rtol=0, atol=1e-5)
 
 
+@pytest.mark.device
 def test_the_best_checkpoint_brings_the_averages_of_the_best(tmp_path: Path) -> None:
     class Best(Averaged):
         def valid(self) -> dict[str, float]:
@@ -547,6 +553,7 @@ def test_averages_begin_with_the_weights_that_were_loaded(tmp_path: Path, how: s
     assert same_weights(exp.seen[0], weights_of(exp))
 
 
+@pytest.mark.device
 def test_averages_of_half_precision_take_small_changes() -> None:
     layer = paddle.nn.Linear(2, 2)
     layer.to(dtype="bfloat16")
@@ -616,6 +623,7 @@ def joined(tensors: list[Any]) -> np.ndarray:
     return np.concatenate([tensor.numpy().astype("float64").ravel() for tensor in tensors])
 
 
+@pytest.mark.device
 @pytest.mark.parametrize("pair", [Pair, ByHand])
 @pytest.mark.parametrize("apart", [False, True])
 def test_gradients_that_step_together_are_scaled_to_the_greatest_norm(
@@ -637,6 +645,7 @@ def test_gradients_that_step_together_are_scaled_to_the_greatest_norm(
         np.testing.assert_allclose(list(logged.values()), norms, rtol=1e-6)
 
 
+@pytest.mark.device
 @pytest.mark.parametrize("how", ["two have it", "one has it twice", "given twice"])
 def test_a_gradient_counts_once_and_is_scaled_once(tmp_path: Path, how: str) -> None:
     class Shared(GradientClipping, Tiny):
@@ -685,6 +694,7 @@ def test_gradients_below_the_greatest_norm_keep_their_bits_and_zero_only_logs(
     assert all(0.1 < norm < 7.3 for norm in norms.values())
 
 
+@pytest.mark.device
 def test_a_sparse_gradient_is_refused(tmp_path: Path) -> None:
     class Sparse(GradientClipping, Pair):
         def setup_model(self) -> None:
@@ -714,6 +724,7 @@ def test_a_negative_greatest_norm_is_an_error(tmp_path: Path) -> None:
 ORDERS = list(permutations((EarlyStopping, ExponentialMovingAverage, GradientClipping)))
 
 
+@pytest.mark.device
 def test_the_three_give_the_same_bits_in_any_order(tmp_path: Path) -> None:
     options = {"clipping": {"max_norm": 0.5}, "ema": {"decay": 0.5}, "valid_interval": 1}
     options |= {"monitor": "loss", "monitor_mode": "min", "early_stopping": {"patience": 3}}
