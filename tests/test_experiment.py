@@ -348,7 +348,6 @@ def test_what_setup_asks_of_loaders_moves_no_generator(
     assert first("shares", "setup_dataloader", shares=2) == first("plain", "")
 
 
-@pytest.mark.device
 def test_two_experiments_in_one_process_do_not_meet(tmp_path: Path) -> None:
     trained(Tiny, tmp_path / "alone", max_iteration=6)
     trained(Tiny, tmp_path / "one", max_iteration=4)
@@ -384,7 +383,6 @@ def test_lookahead_and_lbfgs_are_refused_unless_excluded(tmp_path: Path) -> None
     exp.close()
 
 
-@pytest.mark.device
 def test_interleaved_experiments_save_and_load_each_others_state(tmp_path: Path) -> None:
     one, other = (make(Tiny, tmp_path / name, max_iteration=9) for name in ("one", "other"))
     for exp in (one, other):

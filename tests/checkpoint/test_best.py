@@ -27,7 +27,6 @@ def test_a_run_of_infinite_scores_has_no_best_one_and_goes_on(tmp_path: Path) ->
     assert best_of(tmp_path / "run") == []
 
 
-@pytest.mark.device
 def test_the_best_checkpoints_are_kept_and_nan_never_wins(tmp_path: Path) -> None:
     scores = {1: 0.1, 2: 0.9, 3: float("nan"), 4: 0.5, 5: 0.9, 6: 0.2}
 

@@ -153,7 +153,6 @@ def rewrite(run: Path, change: Any) -> None:
     storage.write(path.parent, 2, {name: [data] for name, data in files.items()}, info)
 
 
-@pytest.mark.device
 def test_another_model_is_refused_and_the_checkpoint_stays(tmp_path: Path) -> None:
     class Wider(Tiny):
         def setup_model(self) -> None:

@@ -101,7 +101,6 @@ def looks_at_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("expbase.engine.stop._LOOK_SECONDS", 0.0)
 
 
-@pytest.mark.device
 @pytest.mark.parametrize("in_valid", [False, True], ids=["in events", "in valid"])
 @pytest.mark.parametrize("cause", CODES)
 def test_averages_that_stand_in_the_model_when_a_validation_is_left_are_not_saved(
@@ -264,7 +263,6 @@ def test_a_copy_that_is_not_among_the_best_is_let_go(
     assert best_of(tmp_path / "none") == [(20, 0.7)]
 
 
-@pytest.mark.device
 def test_a_validation_that_is_made_again_writes_no_second_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

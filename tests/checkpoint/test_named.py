@@ -12,7 +12,6 @@ from expbase.checkpoint.layout import CheckpointError
 from expbase.checkpoint.named import find_in_run
 
 
-@pytest.mark.device
 def test_another_runs_state_is_continued_in_a_new_place(tmp_path: Path) -> None:
     trained(Tiny, tmp_path / "first", max_iteration=4)
     for where in ("first", "first/checkpoints", "first/checkpoints/step-00000004"):

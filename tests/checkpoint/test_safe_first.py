@@ -135,7 +135,6 @@ def test_what_fails_after_the_checkpoint_is_done_again_to_the_same_bits(
     same_run(straight, tmp_path / "run")
 
 
-@pytest.mark.device
 @pytest.mark.parametrize("place", [("begin", 12), ("batch", 16), ("batch", 10), ("batch", 25)])
 def test_a_stop_leaves_the_validation_and_the_next_start_makes_it(
     tmp_path: Path, straight: Path, place: tuple[str, int]
@@ -152,7 +151,6 @@ def test_a_stop_leaves_the_validation_and_the_next_start_makes_it(
     same_run(straight, tmp_path / "run")
 
 
-@pytest.mark.device
 @pytest.mark.parametrize("limit", [24, 25])
 def test_raising_the_limit_of_a_finished_run_is_exact(
     tmp_path: Path, straight: Path, limit: int

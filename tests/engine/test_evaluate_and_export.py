@@ -233,7 +233,6 @@ class Testing(Graded):
         self.save()
 
 
-@pytest.mark.device
 def test_the_best_checkpoint_can_be_tested_at_the_end_and_the_run_goes_on_from_the_last(
     graded: Path, tmp_path: Path
 ) -> None:

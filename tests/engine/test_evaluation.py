@@ -182,7 +182,6 @@ def test_a_wrong_monitor_fails_in_an_evaluation_by_hand_too(tmp_path: Path) -> N
         trained(ByHand, tmp_path / "run", monitor="acuracy", valid_interval=0)
 
 
-@pytest.mark.device
 def test_persistent_workers_serve_after_the_run_too(tmp_path: Path) -> None:
     class Working(Graded):
         def setup_dataloader(self) -> None:
@@ -239,7 +238,6 @@ def test_events_of_a_validation_know_its_batches_and_its_loader(tmp_path: Path) 
         assert exp.noted[-1] is exp.valid_loader
 
 
-@pytest.mark.device
 def test_generators_on_self_that_valid_draws_from_are_not_felt_by_training(tmp_path: Path) -> None:
     class Drawing(Tiny):
         def setup_model(self) -> None:

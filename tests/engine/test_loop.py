@@ -88,7 +88,6 @@ def died_and_continued(experiment: type[Tiny], output: Path, **options: Any) -> 
     return trained(Dying, output, **{**OPTIONS, **options})
 
 
-@pytest.mark.device
 @pytest.mark.parametrize("experiment", [OwnLoop, ByEpochs])
 def test_a_loop_of_ones_own_is_the_template_s_and_continues_exactly(
     tmp_path: Path, experiment: type[Tiny]

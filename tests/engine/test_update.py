@@ -264,7 +264,6 @@ def test_accumulation_goes_over_the_end_of_a_pass(tmp_path: Path) -> None:
     assert [iteration for iteration, _ in passes] == [0, 3, 5, 8]  # begun within updates 3 and 8
 
 
-@pytest.mark.device
 @pytest.mark.parametrize("killed", [False, True])
 def test_an_accumulating_run_continues_to_the_same_bits_in_mid_epoch(
     tmp_path: Path, killed: bool
@@ -391,7 +390,6 @@ def test_an_infinite_gradient_of_one_optimizer_has_none_step_and_lowers_the_scal
     assert np.isfinite(exp.weights[-1][0]).all()
 
 
-@pytest.mark.device
 def test_the_state_of_the_scaler_comes_back(
     tmp_path: Path, enabled_scaler: Callable[..., Any]
 ) -> None:

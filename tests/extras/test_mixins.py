@@ -440,7 +440,6 @@ def test_what_is_thawed_after_setup_is_averaged(tmp_path: Path, thawed_at: int) 
     assert all((bits == exp.trajectory[0]["0.weight"]).all() for bits in frozen)
 
 
-@pytest.mark.device
 def test_averages_of_what_is_thawed_continue_exactly(tmp_path: Path) -> None:
     trained(Thawing, tmp_path / "whole", max_iteration=6, **EMA)
     for end in (1, 4, 6):  # the second start thaws, and the third begins with it frozen
@@ -724,7 +723,6 @@ def test_a_negative_greatest_norm_is_an_error(tmp_path: Path) -> None:
 ORDERS = list(permutations((EarlyStopping, ExponentialMovingAverage, GradientClipping)))
 
 
-@pytest.mark.device
 def test_the_three_give_the_same_bits_in_any_order(tmp_path: Path) -> None:
     options = {"clipping": {"max_norm": 0.5}, "ema": {"decay": 0.5}, "valid_interval": 1}
     options |= {"monitor": "loss", "monitor_mode": "min", "early_stopping": {"patience": 3}}

@@ -236,7 +236,6 @@ class Thawing(Tiny):
         self.model.noise.training = self.iteration % 3 == 0
 
 
-@pytest.mark.device
 def test_what_is_frozen_and_what_is_in_eval_mode_is_restored(tmp_path: Path) -> None:
     trained(Thawing, tmp_path / "whole", max_iteration=9)
     for end in (3, 5, 9):
@@ -261,7 +260,6 @@ class Shadowed(Tiny):
         shadow.set_value(0.5 * shadow + 0.5 * model[0].weight)
 
 
-@pytest.mark.device
 def test_a_copied_parameter_in_a_list_of_a_layer_is_state(tmp_path: Path) -> None:
     whole: Any = trained(Shadowed, tmp_path / "whole", max_iteration=8)
     for end in (4, 8):
@@ -1022,7 +1020,6 @@ def test_a_rollback_puts_back_in_place_what_has_changed() -> None:
     assert holder.random.random() == drawn
 
 
-@pytest.mark.device
 def test_a_weight_that_each_forward_derives_is_in_no_checkpoint(tmp_path: Path) -> None:
     class Normalized(Tiny):
         def setup_model(self) -> None:
