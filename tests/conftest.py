@@ -37,9 +37,10 @@ def pytest_configure(config: pytest.Config) -> None:
     device = config.getoption("--device")
     os.environ["EXPBASE_TEST_DEVICE"] = device  # for `tiny`, in all processes
     if device.startswith(pretend.NAME):
-        if pretend.missing():
-            raise pytest.UsageError(f"--device {device}: it is not built: {pretend.missing()}")
-        os.environ.update(pretend.environment())
+        try:
+            os.environ.update(pretend.environment())
+        except RuntimeError as error:
+            raise pytest.UsageError(f"--device {device}: {error}") from None
     config.option.loadscopereorder = False
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)

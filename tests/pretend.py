@@ -62,8 +62,10 @@ def missing() -> str:
 
 
 @functools.cache
-def folder() -> Path:
-    """The folder of the plug-in, which is built if it is not there."""
+def folder() -> Path | None:
+    """The folder of the plug-in, which is built if it is not there; None: something is missing."""
+    if missing():
+        return None
     paddle, version = _paddle()
     content = b"".join(source.read_bytes() for source in sorted(SOURCES.iterdir()))
     text = f"{paddle} {version} {_FLAGS}"
@@ -121,6 +123,8 @@ def _run(commands: list[list[str]]) -> None:
 
 def environment() -> dict[str, str]:
     """The variables with which a process has the device."""
+    if missing():
+        raise RuntimeError(f"the pretend accelerator is not built: {missing()}")
     return {"CUSTOM_DEVICE_ROOT": str(folder()), "GLOG_minloglevel": "1"}
 
 
@@ -149,4 +153,4 @@ def peak_bytes(number: int = 0) -> int:
 
 
 if __name__ == "__main__":
-    print(folder())
+    print(environment()["CUSTOM_DEVICE_ROOT"])
