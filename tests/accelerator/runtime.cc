@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
@@ -164,6 +165,22 @@ void Queue::close() {
   has_work_.notify_all();
 }
 
+void Queue::end() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  queue_.clear();
+  is_closed_ = is_over_ = true;
+  has_work_.notify_all();
+  has_done_.notify_all();
+  // A kernel must not outlive paddle, but a collective may wait for ever.
+  has_done_.wait_for(lock, std::chrono::milliseconds(200), [this] { return !is_busy_; });
+}
+
+// At the exit, before what kernels use is destroyed.
+void end_all() {
+  if (is_lost) return;
+  for (auto& queue : queues) queue->end();
+}
+
 void Queue::work() {
   long delay = setting("PRETEND_DELAY_US", 0);
   std::unique_lock<std::mutex> lock(mutex_);
@@ -172,11 +189,13 @@ void Queue::work() {
     if (queue_.empty()) return;
     auto next = std::move(queue_.front());
     queue_.pop_front();
+    is_busy_ = true;
     lock.unlock();
     if (delay) usleep(delay);
     next();
     next = nullptr;  // what it holds is let go before it counts as done
     lock.lock();
+    is_busy_ = false;
     done_++;
     has_done_.notify_all();
   }
@@ -185,6 +204,7 @@ void Queue::work() {
 void Queue::push(std::function<void()> work) {
   use();
   std::lock_guard<std::mutex> lock(mutex_);
+  if (is_over_) return;
   queue_.push_back(std::move(work));
   pushed_++;
   has_work_.notify_one();
@@ -199,13 +219,13 @@ size_t Queue::pushed() {
 bool Queue::has_done(size_t number) {
   use();
   std::lock_guard<std::mutex> lock(mutex_);
-  return done_ >= number;
+  return is_over_ || done_ >= number;
 }
 
 void Queue::wait(size_t number) {
   use();
   std::unique_lock<std::mutex> lock(mutex_);
-  has_done_.wait(lock, [&] { return done_ >= number; });
+  has_done_.wait(lock, [&] { return is_over_ || done_ >= number; });
 }
 
 // An event: a place in a stream.
@@ -433,6 +453,7 @@ size_t pretend_peak(int device) { return memories[device].peak(); }
 
 void InitPlugin(CustomRuntimeParams* params) {
   PADDLE_CUSTOM_RUNTIME_CHECK_VERSION(params);
+  atexit(end_all);
   params->device_type = const_cast<char*>(PRETEND_NAME);
   params->sub_device_type = const_cast<char*>("v1");
   memset(static_cast<void*>(params->interface), 0, sizeof(C_DeviceInterface));

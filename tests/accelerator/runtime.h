@@ -17,13 +17,14 @@ class Queue {
   void wait(size_t number);      // until they are
   void work();                   // what the thread does, until it is closed and all is done
   void close();
+  void end();  // drops what is queued: nothing is waited for any more
 
  private:
   std::mutex mutex_;
   std::condition_variable has_work_, has_done_;
   std::deque<std::function<void()>> queue_;
   size_t pushed_ = 0, done_ = 0;
-  bool is_closed_ = false;
+  bool is_closed_ = false, is_busy_ = false, is_over_ = false;
 };
 
 // A stream. What waits for it, and its thread, may outlive it.
