@@ -24,6 +24,7 @@ def said(output: Path) -> list[str]:
     return [line.split(" ", 2)[2] for line in (output / "worker_0.log").read_text().splitlines()]
 
 
+@pytest.mark.device
 def test_the_card_says_what_there_is_before_the_first_batch(tmp_path: Path) -> None:
     exp = make(Tiny, tmp_path / "run", accumulation_steps=2)
     exp.setup()
@@ -47,7 +48,7 @@ def test_the_card_says_what_there_is_before_the_first_batch(tmp_path: Path) -> N
         "end": "by training.max_iteration (6 updates)",
         "valid": "every 3 updates, and at the end",
         "save": "every 2 updates, and at the end",
-        "device": "cpu, ranks: 1",
+        "device": f"{paddle.device.get_device()}, ranks: 1",
     }
 
 
