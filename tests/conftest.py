@@ -23,6 +23,9 @@ _FIRST = """
 """.split()
 
 
+_stderr = 2
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds --device."""
     text = f"what the tests train on: cpu, gpu …, or the pretend accelerator, {pretend.NAME}"
@@ -34,6 +37,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
     Undoes nohup, and the & of a script: who ignores a signal hands that down to all that it starts.
     """
+    global _stderr
+    _stderr = os.dup(2)  # not the file where the output of a test is caught
     device = config.getoption("--device")
     os.environ["EXPBASE_TEST_DEVICE"] = device  # for `tiny`, in all processes
     if device.startswith(pretend.NAME):
@@ -55,16 +60,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
 
-def pytest_collection_finish() -> None:
-    """Has the stack printed when a process dies, as of a page that only the device may touch.
-
-    The handler of pytest is gone: paddle sets its own when it is imported.
-    """
-    if "paddle" in sys.modules and faulthandler.is_enabled():
-        faulthandler.disable()
-        faulthandler.enable(os.dup(2))  # not the file where the output of a test is caught
-
-
 def pytest_sessionfinish() -> None:
     """Removes what killed workers have left in shared memory: no start comes that would do it."""
     from expbase.data.shared_memory import remove_left_files
@@ -76,6 +71,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Says so if nothing could run on the pretend accelerator."""
     if pretend.missing():
         terminalreporter.write_line(f"nothing ran on the pretend accelerator: {pretend.missing()}")
+
+
+@pytest.fixture(autouse=True)
+def _told() -> None:
+    """Has the stack printed when the process dies, as of a page that only a device may touch.
+
+    The handlers of pytest are gone: paddle sets its own when it is imported, and a run Python's.
+    """
+    faulthandler.disable()
+    faulthandler.enable(_stderr)
 
 
 @pytest.fixture(autouse=True)
