@@ -21,21 +21,9 @@ _MARK = re.compile(r"mark\.(device|pretend)\b")
 @pytest.mark.skipif(DEVICE != "cpu", reason="this is the other pytest")
 @pytest.mark.skipif(bool(pretend.missing()), reason=pretend.missing())
 def test_what_is_about_a_device_holds_on_the_pretend_accelerator() -> None:
-    files = [
-        str(path) for path in sorted(TESTS.rglob("test_*.py")) if _MARK.search(path.read_text())
-    ]
-    options = [
-        "--device",
-        pretend.NAME,
-        "-n",
-        "0",
-        "-p",
-        "no:cacheprovider",
-        "--tb",
-        "short",
-        "-rs",
-    ]
-    words = [*options, "-m", "(device or pretend) and not long", *files]
+    paths = [path for path in TESTS.rglob("test_*.py") if _MARK.search(path.read_text())]
+    options = ["--device", pretend.NAME, "-n", "0", "-p", "no:cacheprovider", "--tb=short", "-rs"]
+    words = [*options, "-m", "(device or pretend) and not long", *map(str, sorted(paths))]
     command = [sys.executable, "-m", "pytest", *words]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     how = {"env": environment, "cwd": TESTS.parent, "timeout": LONG_SECONDS}

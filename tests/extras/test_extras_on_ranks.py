@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from test_runner import YAML, make_workspace, stage_lines
-from tiny import DEVICE, run_ranks, same_bits
+from tiny import run_ranks, same_bits
 
 SCRIPT = """
 import json
@@ -58,8 +58,7 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a script on two ranks."""
     folder = make_workspace(tmp_path_factory.mktemp("launched"))
     infer = "- {name: look, class: infer, init_model_path: runs/first}\n"
-    text = YAML.replace("device: cpu", f"device: {DEVICE}")
-    (folder / "c.yaml").write_text(text + stage_lines("startup", "instance") + infer)
+    (folder / "c.yaml").write_text(YAML + stage_lines("startup", "instance") + infer)
     (folder / "go.py").write_text(SCRIPT)
     for rank in run_ranks([[str(folder / "go.py")]] * 2):
         assert rank.returncode == 0, rank.stderr
