@@ -28,7 +28,6 @@ def draws() -> list[Any]:
     ]  # fmt: skip
 
 
-@pytest.mark.device
 def test_one_seed_is_enough_for_all_libraries() -> None:
     rng.seed_all(1 << 62)
     first = draws()
@@ -172,7 +171,6 @@ def test_whether_and_when_one_validates_saves_or_logs_moves_nothing(tmp_path: Pa
     assert in_training(plain) == in_training(other)
 
 
-@pytest.mark.device
 def test_a_resumed_run_draws_what_the_other_one_drew(tmp_path: Path) -> None:
     whole: Any = trained(Watching, tmp_path / "whole", **OPTIONS)
     parts: list[Any] = []
@@ -183,7 +181,6 @@ def test_a_resumed_run_draws_what_the_other_one_drew(tmp_path: Path) -> None:
     assert parts == in_training(whole)
 
 
-@pytest.mark.device
 def test_each_batch_of_an_update_has_random_numbers_of_its_own(tmp_path: Path) -> None:
     class Shares(Tiny):
         def train_batch(self) -> None:
@@ -234,7 +231,6 @@ def test_only_the_device_of_this_process_is_seeded(monkeypatch: pytest.MonkeyPat
     assert seeded == [5, 7]  # what it was
 
 
-@pytest.mark.device
 def test_what_is_drawn_in_a_block_moves_nothing_after_it() -> None:
     rng.seed_all(5)
     draws()

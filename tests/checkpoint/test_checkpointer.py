@@ -249,7 +249,6 @@ def test_nothing_but_damaged_checkpoints_is_an_error_and_no_fresh_start(tmp_path
     assert [file.name for file in aside.parent.iterdir()] == [aside.name]
 
 
-@pytest.mark.device
 @pytest.mark.parametrize("how", ["zeros", "pending"])
 def test_gradients_that_are_there_come_back(tmp_path: Path, how: str) -> None:
     class TwoHeads(Tiny):

@@ -693,7 +693,6 @@ def test_gradients_below_the_greatest_norm_keep_their_bits_and_zero_only_logs(
     assert all(0.1 < norm < 7.3 for norm in norms.values())
 
 
-@pytest.mark.device
 def test_a_sparse_gradient_is_refused(tmp_path: Path) -> None:
     class Sparse(GradientClipping, Pair):
         def setup_model(self) -> None:
