@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import forks
@@ -21,6 +23,9 @@ _FIRST = """
 """.split()
 
 
+_stderr = 2
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds --device."""
     text = f"what the tests train on: cpu, gpu …, or the pretend accelerator, {pretend.NAME}"
@@ -32,12 +37,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
     Undoes nohup, and the & of a script: who ignores a signal hands that down to all that it starts.
     """
+    global _stderr
+    _stderr = os.dup(2)  # not the file where the output of a test is caught
     device = config.getoption("--device")
     os.environ["EXPBASE_TEST_DEVICE"] = device  # for `tiny`, in all processes
     if device.startswith(pretend.NAME):
-        if pretend.folder() is None:
-            raise pytest.UsageError(f"--device {device}: it is built by g++, which is not there")
-        os.environ.update(pretend.environment())
+        try:
+            os.environ.update(pretend.environment())
+        except RuntimeError as error:
+            raise pytest.UsageError(f"--device {device}: {error}") from None
     config.option.loadscopereorder = False
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -61,8 +69,26 @@ def pytest_sessionfinish() -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Says so if nothing could run on the pretend accelerator."""
-    if pretend.folder() is None:
-        terminalreporter.write_line("no g++: nothing ran on the pretend accelerator")
+    if pretend.missing():
+        terminalreporter.write_line(f"nothing ran on the pretend accelerator: {pretend.missing()}")
+
+
+@pytest.fixture(autouse=True)
+def _told() -> None:
+    """Has the stack printed when the process dies, as of a page that only a device may touch.
+
+    The handlers of pytest are gone: paddle sets its own when it is imported, and a run Python's.
+    """
+    faulthandler.disable()
+    faulthandler.enable(_stderr)
+
+
+@pytest.fixture(autouse=True)
+def _device(request: pytest.FixtureRequest) -> None:
+    """Lets each test begin on the device of --device, whatever the one before it has set."""
+    device = request.config.getoption("--device")
+    if device != "cpu" and "paddle" in sys.modules:
+        sys.modules["paddle"].set_device(device)
 
 
 @pytest.fixture

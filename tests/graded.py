@@ -10,7 +10,7 @@ import paddle
 import paddle.nn.functional as F
 import pytest
 from paddle.io import DataLoader
-from tiny import Points, Tiny, metrics, same_bits
+from tiny import DEVICE, Points, Tiny, metrics, same_bits
 
 from expbase import main
 from expbase.extras.prediction import Prediction
@@ -76,5 +76,5 @@ def snapshot(directory: Path) -> dict[str, tuple[int, bytes]]:
 def answer(capsys: pytest.CaptureFixture[str], experiment: type[Tiny], *words: str) -> Any:
     """What a command line printed: one JSON object and no other word."""
     capsys.readouterr()
-    main(experiment, argv=["--device", "cpu", *words])
+    main(experiment, argv=["--device", DEVICE, *words])
     return json.loads(capsys.readouterr().out)

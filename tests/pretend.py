@@ -3,7 +3,7 @@
     python -m pytest --device intel_hpu -m "device or pretend" -n 0     # tests on it
     CUSTOM_DEVICE_ROOT=$(python tests/pretend.py) python train.py --device intel_hpu
 
-It is built once per machine, where g++ is there. Its settings stand in accelerator/runtime.cc.
+It is built once per machine. Its settings stand in accelerator/runtime.cc.
 """
 
 from __future__ import annotations
@@ -14,18 +14,21 @@ import functools
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import tempfile
+import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 NAME = "intel_hpu"  # accelerator/device.h tells why it is called so
 SOURCES = Path(__file__).with_name("accelerator")
 LIBRARY = "libpretend.so"
 _FLAGS = "-std=c++17 -O1 -fPIC -shared -w -D_GLIBCXX_USE_CXX11_ABI=1".split()
 _OF_PADDLE = "-DPADDLE_WITH_CUSTOM_DEVICE -DPADDLE_WITH_CUSTOM_KERNEL".split()
-_LIBRARIES = "-lphi -lphi_core -lcommon -lpthread -lrt".split()
+_LIBRARIES = "-lphi -lphi_core -lcommon -lpthread".split()
+_KEPT_SECONDS = 7 * 24 * 3600.0
 
 
 class Counts(NamedTuple):
@@ -49,48 +52,79 @@ class Counts(NamedTuple):
         return Counts(*(now - then for now, then in zip(self, before, strict=True)))
 
 
+def missing() -> str:
+    """Why it cannot be built here; empty: it can be."""
+    if shutil.which("g++") is None:
+        return "there is no g++"
+    version = _paddle()[1]
+    needs = "paddle 3.3, whose interface for devices has what is used"
+    return "" if version >= (3, 3) else f"it needs {needs}; here is {version[0]}.{version[1]}"
+
+
 @functools.cache
 def folder() -> Path | None:
-    """The folder of the plug-in, which is built if it is not there; None: there is no g++."""
-    if shutil.which("g++") is None:
+    """The folder of the plug-in, which is built if it is not there; None: something is missing."""
+    if missing():
         return None
-    found = importlib.util.find_spec("paddle")
-    assert found is not None
-    paddle = Path(str(found.origin)).parent
-    sources = sorted(SOURCES.iterdir())
-    content = b"".join(source.read_bytes() for source in sources)
-    text = f"{paddle} {(paddle / 'version' / '__init__.py').read_text()} {_FLAGS}"
+    paddle, version = _paddle()
+    content = b"".join(source.read_bytes() for source in sorted(SOURCES.iterdir()))
+    text = f"{paddle} {version} {_FLAGS}"
     name = hashlib.sha256(content + text.encode()).hexdigest()[:16]
     place = Path(tempfile.gettempdir()) / f"expbase-pretend-{os.getuid()}"
     place.mkdir(mode=0o700, exist_ok=True)
-    assert place.stat().st_uid == os.getuid()  # else its code would be somebody else's
+    if place.stat().st_uid != os.getuid():
+        raise RuntimeError(f"{place} is another user's, whose code would run: remove it")
+    target = place / name
     with open(place / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # several processes may want it
-        target = place / name
         if not (target / LIBRARY).exists():
-            target.mkdir(exist_ok=True)
             _build(paddle, target)
+            for other in place.iterdir():  # of sources that were changed since
+                if other.is_dir() and time.time() - other.stat().st_mtime > _KEPT_SECONDS:
+                    shutil.rmtree(other)
+        os.utime(target)
     return target
+
+
+@functools.cache
+def _paddle() -> tuple[Path, tuple[int, ...]]:
+    """The folder of paddle and its version; an import would take seconds, and devices."""
+    found = importlib.util.find_spec("paddle")
+    assert found is not None
+    paddle = Path(str(found.origin)).parent
+    version = (paddle / "version" / "__init__.py").read_text().partition("full_version")[2]
+    return paddle, tuple(map(int, re.findall(r"\d+", version)[:3]))
 
 
 def _build(paddle: Path, target: Path) -> None:
     own = [f"-I{paddle / 'include'}", f"-I{paddle / 'include' / 'third_party'}"]
-    compiled = []
-    for source in sorted(SOURCES.glob("*.cc")):
-        command = ["g++", "-c", *_FLAGS, *_OF_PADDLE, *own, str(source), "-o"]
-        compiled.append(str(target / f"{source.stem}.o"))
-        subprocess.run([*command, compiled[-1]], check=True)
     libraries = paddle / "libs"
-    linked = target / f"{LIBRARY}.new"  # renamed when it is whole
-    command = ["g++", "-shared", *compiled, "-o", str(linked), f"-L{libraries}"]
-    subprocess.run([*command, *_LIBRARIES, f"-Wl,-rpath,{libraries}"], check=True)
-    for path in compiled:
-        os.unlink(path)
-    linked.rename(target / LIBRARY)
+    with tempfile.TemporaryDirectory() as temporary:
+        objects = {str(Path(temporary) / f"{one.stem}.o"): one for one in SOURCES.glob("*.cc")}
+        flags = [*_FLAGS, *_OF_PADDLE, *own]
+        _run([["g++", "-c", *flags, str(source), "-o", to] for to, source in objects.items()])
+        library = str(Path(temporary) / LIBRARY)
+        linked = [f"-L{libraries}", *_LIBRARIES, f"-Wl,-rpath,{libraries}"]
+        _run([["g++", "-shared", *objects, "-o", library, *linked]])
+        target.mkdir(exist_ok=True)
+        shutil.move(library, target / f"{LIBRARY}.new")
+    (target / f"{LIBRARY}.new").rename(target / LIBRARY)  # which is whole or not there
+
+
+def _run(commands: list[list[str]]) -> None:
+    """Runs them at the same time, and fails with what the first one says that fails."""
+    pipe: dict[str, Any] = {"stderr": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen(command, **pipe) for command in commands]
+    for process, text in [(process, process.communicate()[1]) for process in processes]:
+        if process.returncode:
+            command = " ".join(map(str, process.args))
+            raise RuntimeError(f"the pretend accelerator is not built: {command}\n{text[:3000]}")
 
 
 def environment() -> dict[str, str]:
     """The variables with which a process has the device."""
+    if missing():
+        raise RuntimeError(f"the pretend accelerator is not built: {missing()}")
     return {"CUSTOM_DEVICE_ROOT": str(folder()), "GLOG_minloglevel": "1"}
 
 
@@ -119,4 +153,4 @@ def peak_bytes(number: int = 0) -> int:
 
 
 if __name__ == "__main__":
-    print(folder() or "there is no g++")
+    print(environment()["CUSTOM_DEVICE_ROOT"])

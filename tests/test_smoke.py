@@ -9,11 +9,11 @@ from typing import Any
 
 import paddle
 import pytest
-from tiny import Tiny, run_script
+from tiny import DEVICE, Tiny, run_script
 
 from expbase import main, on
 
-ALWAYS = ["--smoke", "--device", "cpu"]
+ALWAYS = ["--smoke", "--device", DEVICE]
 
 
 class Tried(Tiny):
@@ -48,6 +48,7 @@ def left(folder: Path) -> list[str]:
     return [str(path) for path in folder.glob("*/*")]
 
 
+@pytest.mark.device
 @pytest.mark.parametrize(
     "words", [["--output", "runs/a"], ["training.save_interval=0", "training.valid_interval=0"]]
 )

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import faulthandler
 import itertools
 import os
 import signal
@@ -238,8 +239,12 @@ class StopRequests:
             self.add(StopReason[signal.Signals(signum).name])
 
         # Paddle's own handler, in C++, would end the process with a trace:
-        # paddle/base/framework.py, disable_signal_handler.
+        # paddle/base/framework.py, disable_signal_handler. With it go those for crashes, and with
+        # them a faulthandler that was enabled before: Python's tells the line of a crash.
         paddle.disable_signal_handler()
+        faulthandler.disable()  # else enable() takes them to be there
+        if sys.stderr is not None:
+            faulthandler.enable(2)
         signals = (signal.SIGUSR1, signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
         ignore_signals_at_exit(signals)
         with handling(dict.fromkeys(signals, note)):

@@ -1,5 +1,6 @@
-// The collectives of the pretend accelerator: a file in shared memory, with a barrier and a place for each
-// rank. A rank that does not come is waited for without end, as NCCL waits.
+// The collectives of the pretend accelerator: memory that the ranks of a group share, with a barrier and a
+// place for each. It has no name, so nothing of it is left of ranks that are killed. A rank that does not
+// come is waited for without end, as NCCL waits.
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/mman.h>
@@ -48,7 +49,7 @@ size_t width(C_DataType type) {
 struct C_CCLComm_st {
   size_t rank, ranks;
   Head* head;
-  std::string name;
+  std::string path;
 
   char* place(size_t of) const { return reinterpret_cast<char*>(head) + kHead + of * kPlace; }
   void meet() const { pthread_barrier_wait(&head->barrier); }
@@ -82,12 +83,14 @@ void divide_as(char* data, size_t size, size_t by) {
 template <class T>
 void reduce_as(const C_CCLComm group, char* out, size_t start, size_t size, C_CCLReduceOp how) {
   memcpy(out, group->place(0) + start * sizeof(T), size * sizeof(T));
-  for (size_t rank = 1; rank < group->ranks; rank++) fold_as<T>(out, group->place(rank) + start * sizeof(T), size, how);
+  for (size_t rank = 1; rank < group->ranks; rank++)
+    fold_as<T>(out, group->place(rank) + start * sizeof(T), size, how);
   if (how == AVG) divide_as<T>(out, size, group->ranks);
 }
 
 // Writes the reduction of `size` elements from `start` on, of all ranks, to the device.
-void reduce(const C_CCLComm group, void* target, size_t start, size_t size, C_DataType type, C_CCLReduceOp how) {
+void reduce(
+    const C_CCLComm group, void* target, size_t start, size_t size, C_DataType type, C_CCLReduceOp how) {
   std::vector<char> out(size * width(type));
   switch (type) {
     case FLOAT32: reduce_as<float>(group, out.data(), start, size, how); break;
@@ -103,15 +106,21 @@ void reduce(const C_CCLComm group, void* target, size_t start, size_t size, C_Da
   memcpy(pretend::address(target), out.data(), out.size());
 }
 
+C_Status tell_path(C_CCLRootId* id) {
+  int file = memfd_create("pretend", 0);
+  snprintf(static_cast<char*>(id->data), id->sz, "/proc/%d/fd/%d", getpid(), file);
+  return file < 0 ? C_FAILED : C_SUCCESS;
+}
+
 C_Status begin(size_t ranks, C_CCLRootId* id, size_t rank, C_CCLComm* group) {
-  std::string name(static_cast<char*>(id->data));
-  int file = shm_open(name.c_str(), O_RDWR | O_CREAT, 0600);
+  std::string path(static_cast<char*>(id->data));
+  int file = open(path.c_str(), O_RDWR | O_CLOEXEC);  // of the first rank, which is there until all have met
   size_t size = kHead + kPlace * ranks;
-  if (file < 0 || ftruncate(file, size)) fail("no shared memory");
+  if (file < 0 || ftruncate(file, size)) fail("the first rank has ended, or there is no memory to share");
   void* pages = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
+  if (pages == MAP_FAILED) fail("no memory to share");
   close(file);
-  if (pages == MAP_FAILED) fail("no shared memory");
-  *group = new C_CCLComm_st{rank, ranks, static_cast<Head*>(pages), name};
+  *group = new C_CCLComm_st{rank, ranks, static_cast<Head*>(pages), path};
   Head* head = (*group)->head;
   if (rank == 0) {
     pthread_barrierattr_t shared;
@@ -122,11 +131,13 @@ C_Status begin(size_t ranks, C_CCLRootId* id, size_t rank, C_CCLComm* group) {
   }
   while (!head->is_ready) usleep(100);
   (*group)->meet();
-  if (rank == 0) shm_unlink(name.c_str());
+  if (rank == 0) close(atoi(path.c_str() + path.rfind('/') + 1));
   return C_SUCCESS;
 }
 
-C_Status all_reduce(void* source, void* target, size_t size, C_DataType type, C_CCLReduceOp how, C_CCLComm group, C_Stream stream) {
+C_Status all_reduce(
+    void* source, void* target, size_t size, C_DataType type, C_CCLReduceOp how, C_CCLComm group,
+    C_Stream stream) {
   pretend::run(stream, [=] {
     group->give(source, size * width(type));
     group->meet();
@@ -136,7 +147,9 @@ C_Status all_reduce(void* source, void* target, size_t size, C_DataType type, C_
   return C_SUCCESS;
 }
 
-C_Status reduce_to_root(void* source, void* target, size_t size, C_DataType type, C_CCLReduceOp how, size_t root, C_CCLComm group, C_Stream stream) {
+C_Status reduce_to_root(
+    void* source, void* target, size_t size, C_DataType type, C_CCLReduceOp how, size_t root, C_CCLComm group,
+    C_Stream stream) {
   pretend::run(stream, [=] {
     group->give(source, size * width(type));
     group->meet();
@@ -146,7 +159,9 @@ C_Status reduce_to_root(void* source, void* target, size_t size, C_DataType type
   return C_SUCCESS;
 }
 
-C_Status reduce_scatter(void* source, void* target, size_t size, C_DataType type, C_CCLReduceOp how, C_CCLComm group, C_Stream stream) {
+C_Status reduce_scatter(
+    void* source, void* target, size_t size, C_DataType type, C_CCLReduceOp how, C_CCLComm group,
+    C_Stream stream) {
   pretend::run(stream, [=] {
     group->give(source, size * group->ranks * width(type));
     group->meet();
@@ -156,13 +171,15 @@ C_Status reduce_scatter(void* source, void* target, size_t size, C_DataType type
   return C_SUCCESS;
 }
 
-C_Status all_gather(void* source, void* target, size_t size, C_DataType type, C_CCLComm group, C_Stream stream) {
+C_Status all_gather(
+    void* source, void* target, size_t size, C_DataType type, C_CCLComm group, C_Stream stream) {
   pretend::run(stream, [=] {
     size_t bytes = size * width(type);
     group->give(source, bytes);
     group->meet();
     auto out = static_cast<char*>(pretend::address(target));
-    for (size_t rank = 0; rank < group->ranks; rank++) memcpy(out + rank * bytes, group->place(rank), bytes);
+    for (size_t rank = 0; rank < group->ranks; rank++)
+      memcpy(out + rank * bytes, group->place(rank), bytes);
     group->meet();
   });
   return C_SUCCESS;
@@ -183,14 +200,13 @@ C_Status broadcast(void* data, size_t size, C_DataType type, size_t root, C_CCLC
 
 void add_collectives(C_DeviceInterface* table) {
   table->xccl_get_unique_id_size = [](size_t* size) { *size = 64; return C_SUCCESS; };
-  table->xccl_get_unique_id = [](C_CCLRootId* id) {
-    static std::atomic<int> number;
-    snprintf(static_cast<char*>(id->data), id->sz, "/pretend-%d-%d", getpid(), number++);
+  table->xccl_get_unique_id = tell_path;
+  table->xccl_comm_init_rank = begin;
+  table->xccl_destroy_comm = [](C_CCLComm) { return C_SUCCESS; };  // what is queued may still use it
+  table->xccl_get_comm_name = [](C_CCLComm group, char* name) {
+    strcpy(name, group->path.c_str());
     return C_SUCCESS;
   };
-  table->xccl_comm_init_rank = begin;
-  table->xccl_destroy_comm = [](C_CCLComm group) { delete group; return C_SUCCESS; };
-  table->xccl_get_comm_name = [](C_CCLComm group, char* name) { strcpy(name, group->name.c_str()); return C_SUCCESS; };
   table->xccl_all_reduce = all_reduce;
   table->xccl_reduce = reduce_to_root;
   table->xccl_reduce_scatter = reduce_scatter;

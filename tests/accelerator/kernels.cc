@@ -34,7 +34,8 @@ inline int64_t volume(const Numbers& shape) {
 // Where the element `index`, counted in C order, lies.
 inline int64_t place(int64_t index, const Numbers& shape, const Numbers& strides) {
   int64_t found = 0;
-  for (size_t axis = shape.size(); axis-- > 0; index /= shape[axis]) found += index % shape[axis] * strides[axis];
+  for (size_t axis = shape.size(); axis-- > 0; index /= shape[axis])
+    found += index % shape[axis] * strides[axis];
   return found;
 }
 
@@ -76,7 +77,9 @@ void scatter(const T* data, T* target, const Numbers& shape, const Numbers& stri
 }
 
 template <typename T, typename Context>
-void Full(const Context& context, const phi::IntArray& shape, const phi::Scalar& value, phi::DataType, DenseTensor* out) {
+void Full(
+    const Context& context, const phi::IntArray& shape, const phi::Scalar& value, phi::DataType,
+    DenseTensor* out) {
   out->Resize(common::make_ddim(shape.GetData()));
   T* data = context.template Alloc<T>(out);
   run(context.stream(), [=, size = out->numel(), number = value.to<T>()] {
@@ -87,7 +90,8 @@ void Full(const Context& context, const phi::IntArray& shape, const phi::Scalar&
 template <typename T, typename Context>
 void Fill(const Context& context, const DenseTensor&, const phi::Scalar& value, DenseTensor* out) {
   T* data = context.template Alloc<T>(out);
-  run(context.stream(), [=, shape = numbers(out->dims()), strides = numbers(out->strides()), number = value.to<T>()] {
+  auto shape = numbers(out->dims()), strides = numbers(out->strides());
+  run(context.stream(), [=, number = value.to<T>()] {
     for (int64_t i = volume(shape); i-- > 0;) real(data)[place(i, shape, strides)] = number;
   });
 }
@@ -107,7 +111,9 @@ void Contiguous(const Context& context, const DenseTensor& x, DenseTensor* out) 
 }
 
 template <typename T, typename Context>
-void StridedCopy(const Context& context, const DenseTensor& x, const Numbers& shape, const Numbers& strides, int64_t offset, DenseTensor* out) {
+void StridedCopy(
+    const Context& context, const DenseTensor& x, const Numbers& shape, const Numbers& strides,
+    int64_t offset, DenseTensor* out) {
   auto meta = out->meta();
   meta.dims = common::make_ddim(shape);
   meta.strides = common::make_ddim(strides);

@@ -10,19 +10,26 @@
 //   PRETEND_LAZY       1: a queued copy from the host reads it when its turn comes, as from pinned memory
 #include "runtime.h"
 
+#include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
 #include <map>
 #include <memory>
-#include <set>
+#include <mutex>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "device.h"
+#include "paddle/common/enforce.h"
 
 long setting(const char* name, long otherwise) {
   const char* value = getenv(name);
@@ -37,6 +44,17 @@ constexpr int kNeverWritten = 0x7f;  // of which floats are large, and no two ru
 
 size_t num_devices() { return std::min<size_t>(setting("PRETEND_DEVICES", 4), kMostDevices); }
 
+// --- forks -----------------------------------------------------------------------------------
+
+// A fork has no threads and shares the pages, so it cannot use the device if its parent has, as on CUDA.
+bool is_lost = false;
+
+void use() {
+  if (is_lost) PADDLE_THROW(common::errors::Unavailable("A fork of a process that has used it cannot use it."));
+  static int watched = pthread_atfork(nullptr, nullptr, [] { is_lost = true; });
+  if (watched) abort();
+}
+
 // --- memory ----------------------------------------------------------------------------------
 
 // The memory of one device. It is made at the first use: a fork from before has its own.
@@ -45,6 +63,7 @@ class Memory {
   static size_t size() { return size_t(setting("PRETEND_MEGABYTES", 2048)) << 20; }
 
   void* allocate(size_t wanted) {
+    use();
     std::lock_guard<std::mutex> lock(mutex_);
     if (!device_) map();
     size_t size = std::max((wanted + kAlignment - 1) / kAlignment * kAlignment, kAlignment);
@@ -63,6 +82,7 @@ class Memory {
   }
 
   bool release(void* pointer) {
+    if (is_lost) return true;
     std::lock_guard<std::mutex> lock(mutex_);
     auto found = taken_.find(static_cast<char*>(pointer) - device_);
     if (found == taken_.end()) return false;
@@ -114,28 +134,54 @@ class Memory {
   Gaps gaps_, taken_;
 };
 
-Memory memories[kMostDevices];
+// What threads use is never destroyed: they run until the process has ended.
+auto& memories = *new std::array<Memory, kMostDevices>;
 thread_local int current = 0;
 
 // --- streams ---------------------------------------------------------------------------------
 
-std::mutex streams_mutex;
-std::set<C_Stream> streams;
+auto& queues_mutex = *new std::mutex;
+auto& queues = *new std::vector<std::shared_ptr<Queue>>;
 
 }  // namespace
 
-C_Stream_st::C_Stream_st() : thread_([this] { work(); }) {}
-
-C_Stream_st::~C_Stream_st() {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    is_closed_ = true;
-    has_work_.notify_all();
-  }
-  thread_.join();
+C_Stream_st::C_Stream_st() {
+  use();
+  std::thread([queue = queue] { queue->work(); }).detach();
+  std::lock_guard<std::mutex> lock(queues_mutex);
+  queues.push_back(queue);
 }
 
-void C_Stream_st::work() {
+C_Stream_st::~C_Stream_st() {
+  if (is_lost) return;
+  queue->close();
+  std::lock_guard<std::mutex> lock(queues_mutex);
+  queues.erase(std::find(queues.begin(), queues.end(), queue));
+}
+
+void Queue::close() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  is_closed_ = true;
+  has_work_.notify_all();
+}
+
+void Queue::end() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  queue_.clear();
+  is_closed_ = is_over_ = true;
+  has_work_.notify_all();
+  has_done_.notify_all();
+  // A kernel must not outlive paddle, but a collective may wait for ever.
+  has_done_.wait_for(lock, std::chrono::milliseconds(200), [this] { return !is_busy_; });
+}
+
+// At the exit, before what kernels use is destroyed.
+void end_all() {
+  if (is_lost) return;
+  for (auto& queue : queues) queue->end();
+}
+
+void Queue::work() {
   long delay = setting("PRETEND_DELAY_US", 0);
   std::unique_lock<std::mutex> lock(mutex_);
   while (true) {
@@ -143,40 +189,48 @@ void C_Stream_st::work() {
     if (queue_.empty()) return;
     auto next = std::move(queue_.front());
     queue_.pop_front();
+    is_busy_ = true;
     lock.unlock();
     if (delay) usleep(delay);
     next();
+    next = nullptr;  // what it holds is let go before it counts as done
     lock.lock();
+    is_busy_ = false;
     done_++;
     has_done_.notify_all();
   }
 }
 
-void C_Stream_st::push(std::function<void()> work) {
+void Queue::push(std::function<void()> work) {
+  use();
   std::lock_guard<std::mutex> lock(mutex_);
+  if (is_over_) return;
   queue_.push_back(std::move(work));
   pushed_++;
   has_work_.notify_one();
 }
 
-size_t C_Stream_st::pushed() {
+size_t Queue::pushed() {
+  use();
   std::lock_guard<std::mutex> lock(mutex_);
   return pushed_;
 }
 
-bool C_Stream_st::has_done(size_t number) {
+bool Queue::has_done(size_t number) {
+  use();
   std::lock_guard<std::mutex> lock(mutex_);
-  return done_ >= number;
+  return is_over_ || done_ >= number;
 }
 
-void C_Stream_st::wait(size_t number) {
+void Queue::wait(size_t number) {
+  use();
   std::unique_lock<std::mutex> lock(mutex_);
-  has_done_.wait(lock, [&] { return done_ >= number; });
+  has_done_.wait(lock, [&] { return is_over_ || done_ >= number; });
 }
 
 // An event: a place in a stream.
 struct C_Event_st {
-  C_Stream stream = nullptr;
+  std::shared_ptr<Queue> queue;
   size_t number = 0;  // of what was queued before it
 };
 
@@ -189,16 +243,17 @@ void* address(const void* pointer) {
 }
 
 void drain() {
-  std::set<C_Stream> all;
+  use();
+  std::vector<std::shared_ptr<Queue>> all;
   {
-    std::lock_guard<std::mutex> lock(streams_mutex);
-    all = streams;
+    std::lock_guard<std::mutex> lock(queues_mutex);
+    all = queues;
   }
-  for (auto stream : all) stream->wait(stream->pushed());
+  for (auto& queue : all) queue->wait(queue->pushed());
 }
 
 void run(void* stream, std::function<void()> work) {
-  if (stream) return static_cast<C_Stream>(stream)->push(std::move(work));
+  if (stream) return static_cast<C_Stream>(stream)->queue->push(std::move(work));
   drain();
   work();
 }
@@ -211,7 +266,9 @@ using pretend::address;
 
 // --- what is counted, in the order of tests/pretend.py -----------------------------------------
 
-enum Count { kSynchronized, kToDevice, kToHost, kWithin, kQueuedToDevice, kQueuedToHost, kQueuedWithin, kCounts };
+enum Count {
+  kSynchronized, kToDevice, kToHost, kWithin, kQueuedToDevice, kQueuedToHost, kQueuedWithin, kCounts
+};
 std::atomic<long> counts[kCounts];
 
 C_Status done(bool is_good = true) { return is_good ? C_SUCCESS : C_FAILED; }
@@ -230,25 +287,28 @@ template <Count queued, Count waited>
 C_Status copy_later(const C_Device device, C_Stream stream, void* target, const void* source, size_t size) {
   if (!stream) return copy_now<waited>(device, target, source, size);
   counts[queued]++;
-  stream->push([=] { memcpy(address(target), address(source), size); });
+  stream->queue->push([=] { memcpy(address(target), address(source), size); });
   return done();
 }
 
 // From the host's ordinary memory: it is read before this returns, as on CUDA, unless it is asked to wait.
-C_Status copy_from_host_later(const C_Device device, C_Stream stream, void* target, const void* source, size_t size) {
-  if (!stream || setting("PRETEND_LAZY", 0)) return copy_later<kQueuedToDevice, kToDevice>(device, stream, target, source, size);
+C_Status copy_from_host_later(
+    const C_Device device, C_Stream stream, void* target, const void* source, size_t size) {
+  if (!stream || setting("PRETEND_LAZY", 0))
+    return copy_later<kQueuedToDevice, kToDevice>(device, stream, target, source, size);
   counts[kQueuedToDevice]++;
   auto staged = std::make_shared<std::string>(static_cast<const char*>(source), size);
-  stream->push([=] { memcpy(address(target), staged->data(), size); });
+  stream->queue->push([=] { memcpy(address(target), staged->data(), size); });
   return done();
 }
 
-C_Status copy_between(const C_Device device, const C_Device, void* target, const void* source, size_t size) {
-  return copy_now<kWithin>(device, target, source, size);
+C_Status copy_between(const C_Device, const C_Device to, void* target, const void* source, size_t size) {
+  return copy_now<kWithin>(to, target, source, size);
 }
 
-C_Status copy_between_later(const C_Device device, const C_Device, C_Stream stream, void* target, const void* source, size_t size) {
-  return copy_later<kQueuedWithin, kWithin>(device, stream, target, source, size);
+C_Status copy_between_later(
+    const C_Device, const C_Device to, C_Stream stream, void* target, const void* source, size_t size) {
+  return copy_later<kQueuedWithin, kWithin>(to, stream, target, source, size);
 }
 
 C_Status set_memory(const C_Device, void* pointer, unsigned char value, size_t size) {
@@ -263,7 +323,8 @@ void add_scaled(size_t size, float a, const T* x, float b, T* y) {
   for (size_t i = 0; i < size; i++) y[i] = a * x[i] + b * y[i];
 }
 
-C_Status axpby(const C_Device, C_Stream stream, C_DataType type, size_t size, float a, void* x, float b, void* y) {
+C_Status axpby(
+    const C_Device, C_Stream stream, C_DataType type, size_t size, float a, void* x, float b, void* y) {
   if (type != FLOAT32 && type != FLOAT64) return done(false);
   pretend::run(stream, [=] {
     if (type == FLOAT32) add_scaled<float>(size, a, (float*)address(x), b, (float*)address(y));
@@ -303,11 +364,17 @@ void add_memory(C_DeviceInterface* table) {
     return done(*pointer = memories[device->id].allocate(size));
   };
   table->device_memory_deallocate = [](const C_Device device, void* pointer, size_t) {
+    if (!is_lost) pretend::drain();  // what is queued may still use it
     return done(memories[device->id].release(pointer));
   };
   table->device_memory_set = set_memory;
-  table->host_memory_allocate = [](const C_Device, void** pointer, size_t size) { return done(*pointer = malloc(size)); };
-  table->host_memory_deallocate = [](const C_Device, void* pointer, size_t) { free(pointer); return done(); };
+  table->host_memory_allocate = [](const C_Device, void** pointer, size_t size) {
+    return done(*pointer = malloc(size));
+  };
+  table->host_memory_deallocate = [](const C_Device, void* pointer, size_t) {
+    free(pointer);
+    return done();
+  };
   table->unified_memory_allocate = table->host_memory_allocate;
   table->unified_memory_deallocate = table->host_memory_deallocate;
   table->device_memory_stats = [](const C_Device device, size_t* total, size_t* free) {
@@ -331,22 +398,13 @@ void add_memory(C_DeviceInterface* table) {
 }
 
 void add_streams(C_DeviceInterface* table) {
-  table->create_stream = [](const C_Device, C_Stream* stream) {
-    std::lock_guard<std::mutex> lock(streams_mutex);
-    *stream = *streams.insert(new C_Stream_st).first;
-    return done();
+  table->create_stream = [](const C_Device, C_Stream* stream) { return done(*stream = new C_Stream_st); };
+  table->destroy_stream = [](const C_Device, C_Stream stream) { delete stream; return done(); };
+  table->query_stream = [](const C_Device, C_Stream stream) {
+    return done(stream->queue->has_done(stream->queue->pushed()));
   };
-  table->destroy_stream = [](const C_Device, C_Stream stream) {
-    {
-      std::lock_guard<std::mutex> lock(streams_mutex);
-      streams.erase(stream);
-    }
-    delete stream;
-    return done();
-  };
-  table->query_stream = [](const C_Device, C_Stream stream) { return done(stream->has_done(stream->pushed())); };
   table->stream_add_callback = [](const C_Device device, C_Stream stream, C_Callback callback, void* data) {
-    stream->push([=, id = device->id] {
+    stream->queue->push([=, id = device->id] {
       C_Device_st of{id};
       C_Status status = C_SUCCESS;
       callback(&of, stream, data, &status);
@@ -356,15 +414,16 @@ void add_streams(C_DeviceInterface* table) {
   table->create_event = [](const C_Device, C_Event* event) { return done(*event = new C_Event_st); };
   table->destroy_event = [](const C_Device, C_Event event) { delete event; return done(); };
   table->record_event = [](const C_Device, C_Stream stream, C_Event event) {
-    *event = {stream, stream->pushed()};
+    *event = {stream->queue, stream->queue->pushed()};
     return done();
   };
   table->query_event = [](const C_Device, C_Event event) {
-    return done(!event->stream || event->stream->has_done(event->number));
+    return done(!event->queue || event->queue->has_done(event->number));
   };
   table->stream_wait_event = [](const C_Device, C_Stream stream, C_Event event) {
     C_Event_st until = *event;
-    if (until.stream && until.stream != stream) stream->push([=] { until.stream->wait(until.number); });
+    if (until.queue && until.queue != stream->queue)
+      stream->queue->push([=] { until.queue->wait(until.number); });
     return done();
   };
   table->synchronize_device = [](const C_Device) {
@@ -374,12 +433,12 @@ void add_streams(C_DeviceInterface* table) {
   };
   table->synchronize_stream = [](const C_Device, C_Stream stream) {
     counts[kSynchronized]++;
-    if (stream) stream->wait(stream->pushed());
+    if (stream) stream->queue->wait(stream->queue->pushed());
     return done();
   };
   table->synchronize_event = [](const C_Device, C_Event event) {
     counts[kSynchronized]++;
-    if (event->stream) event->stream->wait(event->number);
+    if (event->queue) event->queue->wait(event->number);
     return done();
   };
 }
@@ -394,6 +453,7 @@ size_t pretend_peak(int device) { return memories[device].peak(); }
 
 void InitPlugin(CustomRuntimeParams* params) {
   PADDLE_CUSTOM_RUNTIME_CHECK_VERSION(params);
+  atexit(end_all);
   params->device_type = const_cast<char*>(PRETEND_NAME);
   params->sub_device_type = const_cast<char*>("v1");
   memset(static_cast<void*>(params->interface), 0, sizeof(C_DeviceInterface));

@@ -3,30 +3,35 @@
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <mutex>
-#include <thread>
 
 #include "paddle/phi/backends/device_ext.h"
 
-// A stream: a thread that does one thing after another.
-struct C_Stream_st {
+// A thread that does one thing after another.
+class Queue {
  public:
-  C_Stream_st();
-  ~C_Stream_st();
   void push(std::function<void()> work);
-  size_t pushed();              // how many things were queued until now
+  size_t pushed();               // how many things were queued until now
   bool has_done(size_t number);  // whether the first so many are done
   void wait(size_t number);      // until they are
+  void work();                   // what the thread does, until it is closed and all is done
+  void close();
+  void end();  // drops what is queued: nothing is waited for any more
 
  private:
-  void work();
-
   std::mutex mutex_;
   std::condition_variable has_work_, has_done_;
   std::deque<std::function<void()>> queue_;
   size_t pushed_ = 0, done_ = 0;
-  bool is_closed_ = false;
-  std::thread thread_;
+  bool is_closed_ = false, is_busy_ = false, is_over_ = false;
+};
+
+// A stream. What waits for it, and its thread, may outlive it.
+struct C_Stream_st {
+  C_Stream_st();
+  ~C_Stream_st();
+  std::shared_ptr<Queue> queue = std::make_shared<Queue>();
 };
 
 // The library's setting of this name in the environment, or the default.

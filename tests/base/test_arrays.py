@@ -65,6 +65,7 @@ TWO = header_of({"x": entry("U8", [4], 0, 4)["x"], "y": entry("U8", [4], 4, 8)["
 ONE_NAME_TWICE = TWO.replace(b'"y"', b'"x"')
 
 
+@pytest.mark.device
 @pytest.mark.parametrize("shape", [[2, 3], [1], [], [0, 3]], ids=str)
 @pytest.mark.parametrize("dtype", SIZES)
 @pytest.mark.device
@@ -145,6 +146,7 @@ def test_every_type_and_shape_is_read_back_to_the_byte(dtype: str, shape: list[i
         assert Array.of(other).data.tobytes() == data
 
 
+@pytest.mark.device
 @pytest.mark.parametrize("dtype", SIZES)
 def test_a_part_of_a_larger_tensor_has_its_own_bytes(dtype: str) -> None:
     tensor, data = make(dtype, [4, 3])
@@ -153,6 +155,7 @@ def test_a_part_of_a_larger_tensor_has_its_own_bytes(dtype: str) -> None:
         assert Array.of(tensor[row]).data.tobytes() == data[row * length : (row + 1) * length]
 
 
+@pytest.mark.device
 def test_what_is_not_contiguous_is_written_in_its_order() -> None:
     tensor, _ = make("float32", [2, 3])
     for view in (tensor.t(), tensor[:, 1], tensor[:, ::2]):
@@ -162,6 +165,7 @@ def test_what_is_not_contiguous_is_written_in_its_order() -> None:
         assert array.shape == tuple(view.shape)
 
 
+@pytest.mark.device
 @pytest.mark.parametrize("layer", [paddle.nn.LSTM, paddle.nn.GRU, paddle.nn.SimpleRNN])
 def test_the_weights_of_recurrent_layers_are_read_back(layer: Any) -> None:
     states = layer(3, 4, num_layers=2, direction="bidirect").state_dict()  # views of one memory
@@ -170,6 +174,7 @@ def test_the_weights_of_recurrent_layers_are_read_back(layer: Any) -> None:
         np.testing.assert_array_equal(back[name].tensor().numpy(), parameter.numpy())
 
 
+@pytest.mark.device
 @pytest.mark.parametrize("dtype", sorted(THEIRS))
 def test_the_official_library_reads_ours_and_we_read_its_files(dtype: str) -> None:
     tensor, data = make(dtype, [2, 3])
@@ -181,9 +186,9 @@ def test_the_official_library_reads_ours_and_we_read_its_files(dtype: str) -> No
 
 
 def test_an_array_is_a_view_of_the_live_tensor() -> None:
-    tensor = paddle.zeros([4])
+    tensor = paddle.zeros([4]).cpu()
     view = Array.of(tensor)
-    tensor.add_(paddle.ones([4]))
+    tensor.add_(paddle.ones([4]).cpu())
     assert view.data.view(np.float32).tolist() == [1.0] * 4
 
 

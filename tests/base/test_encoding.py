@@ -172,6 +172,7 @@ def test_arrays_have_the_same_bits_in_the_same_order_of_axes(value: Any) -> None
         assert np.argsort(back.strides).tolist() == np.argsort(value.strides).tolist()
 
 
+@pytest.mark.device
 @pytest.mark.parametrize(
     "dtype",
     ["float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8",
@@ -186,6 +187,7 @@ def test_tensors_have_the_same_bits(dtype: str) -> None:
         assert back.stop_gradient
 
 
+@pytest.mark.device
 def test_a_tensor_keeps_its_gradient() -> None:
     value = paddle.ones([2], "bfloat16")
     value.stop_gradient = False
@@ -218,6 +220,7 @@ GENERATORS: list[tuple[Any, Any]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.device
 @pytest.mark.parametrize(("value", "draw"), GENERATORS)
 def test_generators_draw_on_from_where_they_were(value: Any, draw: Any) -> None:
     draw(value)

@@ -47,6 +47,7 @@ class Rich(Tiny):
         np.random.rand()
 
 
+@pytest.mark.device
 def test_registered_values_and_own_states_come_back(tmp_path: Path) -> None:
     first = trained(Rich, tmp_path / "run", max_iteration=4)
     second = make(Rich, tmp_path / "run", max_iteration=8)

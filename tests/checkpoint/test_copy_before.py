@@ -16,7 +16,18 @@ from typing import Any
 import numpy as np
 import paddle
 import pytest
-from tiny import Notes, Tiny, make, run_of, run_script, same_bits, saved, trained, validations
+from tiny import (
+    DEVICE,
+    Notes,
+    Tiny,
+    make,
+    run_of,
+    run_script,
+    same_bits,
+    saved,
+    trained,
+    validations,
+)
 
 from expbase.checkpoint import storage
 from expbase.checkpoint.best import best_of
@@ -312,7 +323,7 @@ if __name__ == "__main__":
 def test_a_validation_that_hangs_loses_nothing_when_it_is_ended(tmp_path: Path) -> None:
     script = tmp_path / "hanging.py"
     script.write_text(HANGING)
-    words = ["--output", "run", "--device", "cpu", "training.valid_interval=3"]
+    words = ["--output", "run", "--device", DEVICE, "training.valid_interval=3"]
     words += ["training.hang_seconds=1", "training.hang_action=end"]
     ended = run_script(script, *words)
     assert ended.returncode == 1, ended.stderr

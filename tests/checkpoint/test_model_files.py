@@ -33,6 +33,7 @@ def expected(model: Any) -> dict[str, bytes]:
     return {name: tensor.numpy().tobytes() for name, tensor in model.state_dict().items()}
 
 
+@pytest.mark.device
 @pytest.mark.parametrize("ending", [".safetensors", ".pdparams"])
 def test_a_written_file_is_read_back_and_others_read_it_too(tmp_path: Path, ending: str) -> None:
     model, path = layer(), tmp_path / f"new/model{ending}"
@@ -143,6 +144,7 @@ def ready(output: Path, experiment: type[Tiny] = Tiny, **args: Any) -> Any:
     return exp
 
 
+@pytest.mark.device
 @pytest.mark.parametrize("kind", ["run", "checkpoint", "model.safetensors", "model.pdparams"])
 def test_weights_alone_are_loaded_from_everything(tmp_path: Path, kind: str) -> None:
     first = trained(Tiny, tmp_path / "first")
@@ -185,6 +187,7 @@ class Wider(Tiny):
         self.optimizer = paddle.optimizer.SGD(0.1, parameters=net.parameters())
 
 
+@pytest.mark.device
 def test_what_does_not_fit_is_told_in_a_table_and_changes_nothing(tmp_path: Path) -> None:
     trained(Tiny, tmp_path / "first")
     exp = ready(tmp_path / "second", Wider)

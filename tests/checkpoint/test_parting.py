@@ -46,7 +46,7 @@ class Advised(Parted):
 def run(way, output):
     config = Advised.default_config()
     config.data.way = way
-    exp = Advised(config, argparse.Namespace(output=str(output), device="cpu"))
+    exp = Advised(config, argparse.Namespace(output=str(output), device=DEVICE))
     exp.setup()
     exp.run()
     dist.barrier()

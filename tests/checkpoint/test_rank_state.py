@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import paddle
 import pytest
-from tiny import TESTS, Tiny, make, run_script, same_bits
+from tiny import DEVICE, TESTS, Tiny, make, run_script, same_bits
 
 from expbase.base.arrays import Array
 from expbase.checkpoint import model_files, rank_state, storage
@@ -28,7 +28,7 @@ from expbase.ranks import collectives
 from expbase.state.parts import StatefulObjects, find
 
 PARTS = TESTS / "proofs" / "parts.py"
-WORDS = ["--device", "cpu", "--nprocs", "2", "data.expert=4", "training.max_iteration=6"]
+WORDS = ["--device", DEVICE, "--nprocs", "2", "data.expert=4", "training.max_iteration=6"]
 WORDS += ["data.placed=4"]
 WORDS += ["training.save_interval=2", "training.valid_interval=3", "training.log_interval=1"]
 END = "checkpoints/step-00000006"
@@ -173,6 +173,7 @@ def numbers(tensors: Any) -> dict[str, list[float]]:
     }
 
 
+@pytest.mark.device
 @pytest.mark.parametrize(
     ("here", "written", "num_ranks", "taken"),
     [
@@ -275,6 +276,7 @@ def test_pieces_stand_once_for_each_rank_also_where_they_are_equal(
     assert numbers(zero.tensors) == {"model: bias": [3], **pieces}
 
 
+@pytest.mark.device
 def test_what_is_not_finite_on_another_rank_is_found_by_rank_zero(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -434,6 +436,6 @@ def test_the_script_of_the_docs_runs_on_two_ranks(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     head, guard, _ = line.partition("if __name__")
     script.write_text(f'{head}{sharded}\n\n{guard} == "__main__":\n    main(Sharded)\n')
-    result = run_script(script, "--device", "cpu", "--nprocs", "2", "--smoke")
+    result = run_script(script, "--device", DEVICE, "--nprocs", "2", "--smoke")
     assert result.returncode == 0, result.stderr
     assert "smoke test passed" in result.stdout

@@ -13,7 +13,7 @@ import numpy as np
 import paddle
 import pytest
 from test_loop import ByEpochs
-from tiny import Notes, Tiny, curve, run_script, same_bits, trained, validations
+from tiny import DEVICE, Notes, Tiny, curve, run_script, same_bits, trained, validations
 
 from expbase import Config, on
 from expbase.checkpoint import layout
@@ -230,7 +230,7 @@ def test_ranks_leave_a_validation_together(
     """The first number: which rank waits for the other; the second: who gets the signal."""
     script = tmp_path / "long.py"
     script.write_text(LONG)
-    words = ["--output", "run", "--device", "cpu", "--nprocs", "2", "training.max_iteration=6"]
+    words = ["--output", "run", "--device", DEVICE, "--nprocs", "2", "training.max_iteration=6"]
     words += ["training.valid_interval=3", "training.save_interval=100"]
     monkeypatch.setenv("LONG", long)
     stopped = run_script(script, *words)
@@ -275,7 +275,7 @@ def test_a_validation_that_fails_on_any_rank_loses_nothing_and_saves_no_averages
 ) -> None:
     script = tmp_path / "failing.py"
     script.write_text(FAILING)
-    words = ["--device", "cpu", "--nprocs", "2", "training.max_iteration=6"]
+    words = ["--device", DEVICE, "--nprocs", "2", "training.max_iteration=6"]
     words += ["training.valid_interval=3", "training.save_interval=100"]
     monkeypatch.setenv("FAILS_ON", ranks)
     failed = run_script(script, "--output", "run", *words)
@@ -308,6 +308,7 @@ class Diverging(Tiny):
             tensor.set_value(paddle.full_like(tensor, float("nan")))
 
 
+@pytest.mark.device
 @pytest.mark.parametrize("what", ["parameter", "accumulator"])
 def test_no_checkpoint_holds_a_value_that_is_not_finite(tmp_path: Path, what: str) -> None:
     diverging = type("Diverging", (Diverging,), {"what": what, "log": lambda *_, **__: None})
@@ -317,6 +318,7 @@ def test_no_checkpoint_holds_a_value_that_is_not_finite(tmp_path: Path, what: st
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000004"]
 
 
+@pytest.mark.device
 def test_a_parameter_of_no_layer_must_be_finite_too(tmp_path: Path) -> None:
     class Bare(Tiny):
         def setup_model(self) -> None:

@@ -33,6 +33,7 @@ from expbase.base import rng
 from expbase.data import workers
 
 
+@pytest.mark.device
 @pytest.mark.parametrize(
     "make",
     [
@@ -76,6 +77,7 @@ def test_the_random_states_are_set_once_for_a_batch(monkeypatch: pytest.MonkeyPa
 # --- as paddle's loader ------------------------------------------------------------------------
 
 
+@pytest.mark.device
 def test_batches_are_of_the_types_that_paddles_own_loader_returns() -> None:
     ours = next(iter(adapted(DataLoader(Noisy(), batch_size=3, collate_fn=dict_of)).open(1)))
     # All of them: else its thread would go on drawing random numbers in the tests that follow.
@@ -97,6 +99,7 @@ def test_iterable_data_sets_are_batched_as_paddle_does() -> None:
         ]
 
 
+@pytest.mark.device
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "bool", "int64", "complex64"])
 def test_batches_of_a_tensor_dataset_are_those_of_paddles_loader(dtype: str) -> None:
     tensors = [paddle.arange(24).reshape([6, 2, 2]).astype(dtype), paddle.arange(6)]

@@ -43,6 +43,7 @@ class Drawing(Graded):
         self.save()
 
 
+@pytest.mark.device
 @pytest.mark.parametrize(("which", "iteration"), [("best", BEST), ("last", 6), ("2", 2)])
 def test_evaluate_gives_what_was_logged_then_of_a_run_in_use_and_changes_no_file(
     graded: Path, capsys: pytest.CaptureFixture[str], which: str, iteration: int
@@ -147,6 +148,7 @@ def test_a_fresh_start_is_not_something_that_looks(graded: Path) -> None:
     assert snapshot(graded.parent) == before
 
 
+@pytest.mark.device
 def test_an_exported_model_gives_the_outputs_of_its_checkpoint_in_eval_mode(
     graded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -189,6 +191,7 @@ def test_export_without_an_input_spec_says_what_it_needs(graded: Path, tmp_path:
     assert not (tmp_path / "exported").exists()
 
 
+@pytest.mark.device
 def test_any_layer_can_be_exported_at_any_time_and_that_is_done_in_eval_mode(
     tmp_path: Path,
 ) -> None:
@@ -326,7 +329,7 @@ import numpy as np
 from graded import SETTINGS, Graded
 from test_evaluate_and_export import Everything
 from test_prediction import LOADERS, Oracle
-from tiny import make, trained
+from tiny import DEVICE, make, trained
 from expbase import main
 
 if __name__ == "__main__":
@@ -335,7 +338,7 @@ if __name__ == "__main__":
 
     def printed(*words):
         with contextlib.redirect_stdout(io.StringIO()) as out:
-            main(Graded, argv=["--device", "cpu", *words])
+            main(Graded, argv=["--device", DEVICE, *words])
         return out.getvalue()
 
     facts["evaluated"] = printed("--output", graded, "--evaluate", "best")

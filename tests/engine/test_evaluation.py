@@ -98,6 +98,7 @@ class Exporting(Graded):
             self.export(self.output_dir / "exported/model")
 
 
+@pytest.mark.device
 @pytest.mark.parametrize("experiment", [Evaluating, Predicting, Exporting])
 def test_what_is_looked_at_during_training_does_not_change_it(
     tmp_path: Path, experiment: type[Graded]
@@ -149,6 +150,7 @@ class Leaving(Graded):
         return super().valid()
 
 
+@pytest.mark.device
 @pytest.mark.parametrize("has", ["zeros", "none", "some"])
 def test_gradients_that_a_validation_leaves_are_not_felt_by_training(
     tmp_path: Path, has: str
@@ -381,6 +383,7 @@ def test_valid_runs_in_eval_mode_without_gradients_though_it_is_overridden(tmp_p
     assert exp.internals.phase == "train"
 
 
+@pytest.mark.device
 def test_layers_get_back_the_mode_that_each_had(tmp_path: Path) -> None:
     class Frozen(Watching):
         def setup_model(self) -> None:

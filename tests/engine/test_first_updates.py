@@ -89,6 +89,7 @@ def update(layer: Any, optimizer: Any) -> None:
     optimizer.step()
 
 
+@pytest.mark.device
 def test_each_thing_that_is_missing_is_said() -> None:
     assert looks(update) == []
     assert len(looks(nothing)) == 1
@@ -132,6 +133,7 @@ def test_what_is_drawn_on_the_board_alone_is_logged(
     assert "nothing was logged" not in capfd.readouterr().err
 
 
+@pytest.mark.device
 def test_gradients_that_are_cleared_once_are_watched_no_more(tmp_path: Path) -> None:
     class Watching(Tiny):
         def train_batch(self) -> None:

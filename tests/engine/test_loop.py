@@ -9,7 +9,7 @@ from typing import Any
 
 import paddle
 import pytest
-from tiny import Helped, Notes, Tiny, curve, make, metrics, same_bits, saved, trained
+from tiny import DEVICE, Helped, Notes, Tiny, curve, make, metrics, same_bits, saved, trained
 
 from expbase import defaults, main, on
 from expbase.checkpoint.layout import NonFiniteError
@@ -359,6 +359,7 @@ def test_a_pass_that_ends_within_an_update_ends_the_run_there(tmp_path: Path) ->
     assert saved(tmp_path / "every") == [3, 5, 8]
 
 
+@pytest.mark.device
 @pytest.mark.parametrize("interval", [1, 4])
 def test_a_loss_that_is_not_finite_ends_the_run_before_a_checkpoint_holds_it(
     tmp_path: Path, interval: int
@@ -392,7 +393,7 @@ def test_epochs_that_are_asked_for_are_trained_although_there_is_a_limit_by_defa
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(defaults, "_LIMIT", 50)  # of 10 batches an epoch: 5 epochs
-    options = ["--device", "cpu", "training.save_interval=0", "training.valid_interval=0"]
+    options = ["--device", DEVICE, "training.save_interval=0", "training.valid_interval=0"]
     exp = main(Tiny, argv=["--output", str(tmp_path / "six"), *options, "training.max_epoch=6"])
     assert (exp.iteration, exp.internals.epochs_ended, exp.finished) == (60, 6, True)
     exp = main(Tiny, argv=["--output", str(tmp_path / "five"), *options])

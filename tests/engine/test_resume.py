@@ -44,12 +44,36 @@ def test_another_number_of_threads_is_said_on_resume(
     assert text in capfd.readouterr().err
 
 
+@pytest.mark.device
 def test_a_continued_run_ends_with_the_bits_of_one_that_was_not_interrupted(tmp_path: Path) -> None:
     trained(Tiny, tmp_path / "whole", max_iteration=26, monitor="accuracy")
     trained(Tiny, tmp_path / "parts", max_iteration=13, monitor="accuracy", valid_interval=0)
     exp = trained(Tiny, tmp_path / "parts", max_iteration=26, monitor="accuracy")
     assert exp.epoch == 3
     one, other = (tmp_path / name / "checkpoints/step-00000026" for name in ("whole", "parts"))
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert (one / name).read_bytes() == (other / name).read_bytes()
+
+
+class Steady(Tiny):
+    """Tiny, which draws nothing on the device."""
+
+    def setup_model(self) -> None:
+        super().setup_model()
+        self.model[2].p = 0
+
+
+@pytest.mark.pretend  # whose kernels are the CPU's
+def test_a_run_that_moves_to_a_device_and_back_ends_with_the_bits_of_one_that_stays(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    trained(Steady, tmp_path / "whole", {"device": "cpu"}, max_iteration=12)
+    for end, device in ((4, "cpu"), (8, DEVICE), (12, "cpu")):
+        exp: Any = trained(Steady, tmp_path / "parts", {"device": device}, max_iteration=end)
+        assert exp.model[0].weight.place.is_custom_place() == (device == DEVICE)
+    text = f"not exact: device: {DEVICE} there, cpu now"
+    assert text in capfd.readouterr().err
+    one, other = (tmp_path / name / "checkpoints/step-00000012" for name in ("whole", "parts"))
     for name in ("model.safetensors", "optimizer.safetensors"):
         assert (one / name).read_bytes() == (other / name).read_bytes()
 

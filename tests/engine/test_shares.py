@@ -16,7 +16,7 @@ import numpy as np
 import paddle
 import pytest
 from paddle.io import DataLoader, Dataset, DistributedBatchSampler, IterableDataset
-from tiny import TESTS, Helped, Tiny, make, metrics, run_of, run_script, trained
+from tiny import DEVICE, TESTS, Helped, Tiny, make, metrics, run_of, run_script, trained
 
 from expbase import ConfigError
 from expbase.checkpoint import rank_state
@@ -45,13 +45,14 @@ def test_a_run_on_other_numbers_of_processes_has_the_bytes_of_one_on_one(
     starts = [(outputs[0], 1, 14), (outputs[1], processes[0], 6), (outputs[1], processes[1], 14)]
     for output, number, iterations in starts:
         words = [f"training.{k}={n}" for k, n in {**INTERVALS, "max_iteration": iterations}.items()]
-        words += ["--device", "cpu", "--nprocs", str(number), f"data.net={net}"]
+        words += ["--device", DEVICE, "--nprocs", str(number), f"data.net={net}"]
         result = run_script(MANY, "--output", str(output), *words)
         assert result.returncode == 0, result.stderr
     assert "not exact" not in (outputs[1] / "worker_0.log").read_text()
     assert differences(outputs[1], outputs[0]) == []
 
 
+@pytest.mark.device
 def test_each_share_has_statistics_of_its_own_and_the_model_those_of_the_first(
     tmp_path: Path,
 ) -> None:
@@ -86,6 +87,7 @@ def test_what_changes_between_two_loops_is_no_statistic(tmp_path: Path) -> None:
     begun.close()
 
 
+@pytest.mark.device
 def test_a_loss_is_the_mean_over_all_shares_and_a_number_of_the_update_counts_once(
     tmp_path: Path,
 ) -> None:
@@ -113,6 +115,7 @@ def test_what_several_meters_have_is_one_mean_in_any_order() -> None:
     assert whole.means() == {"x": math.fsum(numbers) / len(numbers)}
 
 
+@pytest.mark.device
 def test_gradients_are_added_in_one_tree() -> None:
     one, other = (paddle.create_parameter([1], "float32") for _ in range(2))
     tree = GradientTree(lambda: [("one", one), ("other", other)])

@@ -130,6 +130,7 @@ def facts_of(launched: Path, experiment: type[Tiny]) -> list[dict]:
     return [json.loads((folder / f"facts_{rank}.json").read_text()) for rank in (0, 1)]
 
 
+@pytest.mark.device
 @pytest.mark.parametrize("experiment", [Helped, ByHand])
 def test_accumulation_gives_the_parameters_of_one_large_batch(
     tmp_path: Path, experiment: type[Tiny]
@@ -400,6 +401,7 @@ def test_the_state_of_the_scaler_comes_back(
     same_bits(tmp_path / "whole" / end, tmp_path / "parts" / end)
 
 
+@pytest.mark.skipif(DEVICE != "cpu", reason="paddle switches it off on the CPU alone")
 def test_a_scaler_that_paddle_switched_off_is_harmless(tmp_path: Path) -> None:
     def switched_off(**options: Any) -> Any:
         with pytest.warns(UserWarning, match="AmpScaler can only be enabled on"):
@@ -469,6 +471,7 @@ def test_an_overflow_does_not_end_a_run_that_clips_its_gradients(
 # --- steps and inner events --------------------------------------------------------------------
 
 
+@pytest.mark.device
 def test_optimizers_that_are_given_step_alone(tmp_path: Path) -> None:
     class Apart(Pair):
         def train_batch(self) -> None:

@@ -249,6 +249,7 @@ def test_what_a_model_cannot_be_composed_of_is_named(heads: Any, message: str) -
 # --- heads -----------------------------------------------------------------------------------
 
 
+@pytest.mark.device
 def test_results_are_kept_copied_and_forgotten(tmp_path: Path) -> None:
     head = Classify()
     outputs = {"a": np.arange(2), "b": np.array([[0.5], [1.5]], "float32")}
@@ -466,6 +467,7 @@ def test_a_head_gets_what_reader_and_backbone_return_of_an_epoch(
     assert exp.model.heads["other"].last_inputs["backbone"] == found
 
 
+@pytest.mark.device
 def test_one_head_is_exported_from_its_declarations(tmp_path: Path) -> None:
     exp: Any = make(Several, tmp_path / "run")
     exp.setup()

@@ -16,6 +16,7 @@ import pytest
 from paddle.base.framework import EagerParamBase
 from paddle.io import DataLoader
 from tiny import (
+    DEVICE,
     Facts,
     Helped,
     Notes,
@@ -59,7 +60,7 @@ def make(
         else:
             config.training[name] = value
     return experiment_class(
-        config, argparse.Namespace(output=str(output), device="cpu", **(args or {}))
+        config, argparse.Namespace(output=str(output), device=DEVICE, **(args or {}))
     )
 
 
@@ -389,6 +390,7 @@ def close(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> boo
     return all(np.allclose(one[name], other[name], rtol=0, atol=1e-6) for name in other)
 
 
+@pytest.mark.device
 def test_valid_sees_the_averages_of_all_weights_so_far(tmp_path: Path) -> None:
     exp = trained(Averaged, tmp_path / "run", max_iteration=7, valid_interval=3, **EMA)
     assert sorted(exp.seen) == [3, 6, 7]
@@ -487,6 +489,7 @@ def test_the_weights_come_back_when_something_fails_under_the_averages(
     assert same_weights(weights_of(exp), exp.trajectory[-1])
 
 
+@pytest.mark.device
 def test_averages_are_state_and_continue_exactly(tmp_path: Path) -> None:
     trained(Averaged, tmp_path / "whole", max_iteration=8, **EMA)
     parts = trained(Averaged, tmp_path / "parts", max_iteration=5, valid_interval=0, **EMA)
@@ -497,6 +500,7 @@ def test_averages_are_state_and_continue_exactly(tmp_path: Path) -> None:
     assert close(parts.seen[8], averages_of(first + parts.trajectory[1:], 0.8))
 
 
+@pytest.mark.device
 def test_predictions_and_exports_are_those_of_the_averages(tmp_path: Path) -> None:
     class Exporting(Averaged):
         def setup_model(self) -> None:
@@ -517,6 +521,7 @@ def test_predictions_and_exports_are_those_of_the_averages(tmp_path: Path) -> No
         np.testing.assert_allclose(given, exp.model(points).numpy(), rtol=0, atol=1e-5)
 
 
+@pytest.mark.device
 def test_the_best_checkpoint_brings_the_averages_of_the_best(tmp_path: Path) -> None:
     class Best(Averaged):
         def valid(self) -> dict[str, float]:
@@ -549,6 +554,7 @@ def test_averages_begin_with_the_weights_that_were_loaded(tmp_path: Path, how: s
     assert same_weights(exp.seen[0], weights_of(exp))
 
 
+@pytest.mark.device
 def test_averages_of_half_precision_take_small_changes() -> None:
     layer = paddle.nn.Linear(2, 2)
     layer.to(dtype="bfloat16")
@@ -618,6 +624,7 @@ def joined(tensors: list[Any]) -> np.ndarray:
     return np.concatenate([tensor.numpy().astype("float64").ravel() for tensor in tensors])
 
 
+@pytest.mark.device
 @pytest.mark.parametrize("pair", [Pair, ByHand])
 @pytest.mark.parametrize("apart", [False, True])
 def test_gradients_that_step_together_are_scaled_to_the_greatest_norm(
@@ -639,6 +646,7 @@ def test_gradients_that_step_together_are_scaled_to_the_greatest_norm(
         np.testing.assert_allclose(list(logged.values()), norms, rtol=1e-6)
 
 
+@pytest.mark.device
 @pytest.mark.parametrize("how", ["two have it", "one has it twice", "given twice"])
 def test_a_gradient_counts_once_and_is_scaled_once(tmp_path: Path, how: str) -> None:
     class Shared(GradientClipping, Tiny):

@@ -141,6 +141,7 @@ def asked(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Or
     return ask
 
 
+@pytest.mark.device
 @pytest.mark.parametrize("kind", LOADERS)
 def test_predict_gives_one_result_per_sample_in_the_order_of_the_data(
     oracle: Oracle, kind: str
@@ -153,6 +154,7 @@ def test_predict_gives_one_result_per_sample_in_the_order_of_the_data(
     assert oracle.events == ["begin", *["batch"] * num_batches, "end 11"]
 
 
+@pytest.mark.device
 def test_predict_tells_the_samples_of_every_kind_of_output_apart(
     asked: Callable[[Any], Oracle],
 ) -> None:
@@ -239,6 +241,7 @@ class Remembering:
         self.place = 0
 
 
+@pytest.mark.device
 def test_predict_over_a_training_loader_that_has_a_place_does_not_move_it(tmp_path: Path) -> None:
     class Plain(Graded):
         def setup_dataloader(self) -> None:

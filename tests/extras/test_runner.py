@@ -18,7 +18,7 @@ from typing import Any
 import forks
 import numpy as np
 import pytest
-from tiny import TESTS, Tiny, metrics, same_bits, trained
+from tiny import DEVICE, TESTS, Tiny, metrics, same_bits, trained
 
 from expbase import ConfigError
 from expbase.__main__ import main
@@ -63,8 +63,8 @@ experiment: "{workspace}/train.py:Experiment"
 runner:
 - name: first
   class: single_train
-  device: cpu
-"""
+  device: DEVICE
+""".replace("DEVICE", DEVICE)
 
 
 @pytest.fixture(autouse=True)
@@ -190,7 +190,7 @@ def test_the_options_of_the_tool_are_those_of_every_run(
     (workspace / "c.yaml").write_text(YAML + "- {name: second, class: train}\n")
     words = ["--device", "gpu", "--fresh", "--force", "--opts", "training.seed=7"]
     assert main(["run", str(workspace / "c.yaml"), *words]) == 0
-    assert [run.args.device for run in found] == ["cpu", "gpu"]  # the runner's own comes first
+    assert [run.args.device for run in found] == [DEVICE, "gpu"]  # the runner's own comes first
     assert all(run.args.fresh and run.args.force for run in found)
     assert [run.config.training.seed for run in found] == [7, 7]
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import paddle
 import pytest
 from paddle.io import BatchSampler, DataLoader, DistributedBatchSampler, IterableDataset
-from tiny import Points, Tiny, make, metrics, run_of, trained
+from tiny import DEVICE, Points, Tiny, make, metrics, run_of, trained
 
 from expbase.engine import report
 from expbase.ranks import collectives
@@ -24,6 +24,7 @@ def said(output: Path) -> list[str]:
     return [line.split(" ", 2)[2] for line in (output / "worker_0.log").read_text().splitlines()]
 
 
+@pytest.mark.device
 def test_the_card_says_what_there_is_before_the_first_batch(tmp_path: Path) -> None:
     exp = make(Tiny, tmp_path / "run", accumulation_steps=2)
     exp.setup()
@@ -47,7 +48,7 @@ def test_the_card_says_what_there_is_before_the_first_batch(tmp_path: Path) -> N
         "end": "by training.max_iteration (6 updates)",
         "valid": "every 3 updates, and at the end",
         "save": "every 2 updates, and at the end",
-        "device": "cpu, ranks: 1",
+        "device": f"{paddle.device.get_device()}, ranks: 1",
     }
 
 
@@ -87,7 +88,7 @@ def test_the_card_says_which_limit_ends_the_run_and_after_how_many_updates(
 ) -> None:
     config = experiment.default_config()
     config.training.update(limits)
-    exp = experiment(config, argparse.Namespace(output=str(tmp_path), device="cpu"))
+    exp = experiment(config, argparse.Namespace(output=str(tmp_path), device=DEVICE))
     exp.setup()
     exp.close()
     lines = said(tmp_path)
@@ -115,7 +116,7 @@ def test_the_card_says_how_often_a_run_is_validated_and_saved(
 ) -> None:
     config = Tiny.default_config()
     config.training.update(given)
-    exp = Tiny(config, argparse.Namespace(output=str(tmp_path), device="cpu"))
+    exp = Tiny(config, argparse.Namespace(output=str(tmp_path), device=DEVICE))
     exp.setup()
     exp.close()
     rows = [line for line in said(tmp_path) if line.startswith(("valid ", "save "))]

@@ -46,6 +46,7 @@ def test_a_mean_is_over_the_times_that_its_name_was_logged() -> None:
     assert meter.means() == {}
 
 
+@pytest.mark.device
 def test_a_tensor_is_not_read_before_the_number_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     meter = Meter()
     with monkeypatch.context() as patch:
@@ -56,6 +57,7 @@ def test_a_tensor_is_not_read_before_the_number_is_needed(monkeypatch: pytest.Mo
     assert meter.means() == {"loss": 1.0}
 
 
+@pytest.mark.device
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64", "int32", "bool"])
 def test_a_mean_does_not_depend_on_how_often_a_type_was_logged(dtype: str) -> None:
     for times in (1, 2):
@@ -65,6 +67,7 @@ def test_a_mean_does_not_depend_on_how_often_a_type_was_logged(dtype: str) -> No
         assert meter.means() == {"loss": 1.0}
 
 
+@pytest.mark.device
 def test_a_logged_tensor_keeps_its_value_and_no_graph() -> None:
     x = paddle.ones([1])
     x.stop_gradient = False

@@ -15,7 +15,7 @@ from typing import Any
 import paddle
 import pytest
 from repository import GIT, commit, git, new_repository
-from tiny import TESTS, Tiny
+from tiny import DEVICE, TESTS, Tiny
 
 import expbase.__main__
 from expbase.record import provenance
@@ -187,7 +187,7 @@ def test_packages_and_versions_are_noted(repository: Path, tmp_path: Path) -> No
     assert facts["packages"]["numpy"] == importlib.metadata.version("numpy")
     assert any(name.startswith("paddlepaddle") for name in facts["packages"])
     assert facts["python"] == ".".join(map(str, sys.version_info[:3]))
-    assert facts["device"] == "cpu"
+    assert facts["device"].startswith(DEVICE)
     assert facts["pid"] == os.getpid()
 
 

@@ -125,6 +125,7 @@ def fingerprint_of(value: Any) -> float:
     return 0.0 if value is None else float(np.sum(value))
 
 
+@pytest.mark.device
 def test_whatever_has_changed_since_setup_is_restored_and_nobody_has_named_it(
     tmp_path: Path,
 ) -> None:
@@ -204,6 +205,7 @@ class Recurrent(Tiny):
         self.log(norm=sum(parameter.norm() for parameter in self.trained))
 
 
+@pytest.mark.device
 def test_lists_of_parameters_stay_lists_of_the_parameters(tmp_path: Path) -> None:
     trained(Recurrent, tmp_path / "whole", max_iteration=12, save_interval=4)
     for end in (4, 12):
@@ -212,7 +214,10 @@ def test_lists_of_parameters_stay_lists_of_the_parameters(tmp_path: Path) -> Non
     assert exp.trained[0] is exp.rnn._all_weights[0] is exp.rnn.parameters()[0]
     saved = run_of(exp).state.values.state_dict()
     assert "hidden" in saved
-    assert not [name for name in saved if "rnn" in name or name == "trained"]
+    found = {name for name in saved if "rnn" in name or name == "trained"}
+    assert (
+        found - {"rnn._dropout_state[:]"} == set()
+    )  # a device's generator, which the GRU advances
     exp.trained.append(paddle.create_parameter([2], "float32"))
     assert "trained" not in run_of(exp).state.values.state_dict()
 
@@ -484,6 +489,7 @@ def test_what_is_excluded_is_excluded_by_all_of_its_names(tmp_path: Path, exclud
 # --- in place ----------------------------------------------------------------------------------
 
 
+@pytest.mark.device
 def test_what_several_names_have_stays_one_thing() -> None:
     def made() -> dict[str, Any]:
         whole, numbers, table = np.zeros([4, 4]), [1], defaultdict(list)
@@ -512,6 +518,7 @@ def ones() -> Any:
     return tensor
 
 
+@pytest.mark.device
 def test_things_that_training_has_made_have_in_common_what_they_had() -> None:
     one = Start({"first": None, "second": None, "known": [1]})
     one.own.first = {"numbers": [1, 2], "known": one.own.known}
@@ -554,6 +561,7 @@ def test_items_of_a_dict_are_places_of_their_own_and_its_order_is_restored() -> 
     assert [*Start(made(0.5), other.saved()).own.table] == ["new", "old"]
 
 
+@pytest.mark.device
 def test_a_dict_by_parameters_ids_or_automatic_names_fits_another_order_of_construction() -> None:
     def made(*, first: int) -> dict[str, Any]:
         layers = {first: paddle.nn.Linear(2, 2), 1 - first: paddle.nn.Linear(2, 2)}
@@ -623,6 +631,7 @@ def test_an_item_that_is_replaced_in_a_very_long_list_is_seen(item: Any) -> None
     assert other.memory[7] == 5
 
 
+@pytest.mark.device
 def test_a_tensor_of_another_shape_than_setups_is_told() -> None:
     one = Start({"tensor": paddle.zeros([2, 3])})
     one.own.tensor.reshape_([6])
@@ -631,6 +640,7 @@ def test_a_tensor_of_another_shape_than_setups_is_told() -> None:
     assert Start({"tensor": paddle.zeros([2, 3])}, saved).own.tensor.shape == [2, 3]
 
 
+@pytest.mark.device
 def test_values_of_layers_are_restored_whatever_they_are() -> None:
     def made() -> dict[str, Any]:
         layer: Any = paddle.nn.Linear(2, 2)
@@ -859,6 +869,7 @@ def sgd(rate: Any, **options: Any) -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer}
 
 
+@pytest.mark.device
 def test_a_rate_set_by_hand_is_restored_and_one_given_anew_counts_from_then_on() -> None:
     one = Start(sgd(0.1))
     one.own.optimizer.set_lr(0.025)
@@ -887,6 +898,7 @@ def test_settings_of_an_optimizer_are_the_codes_unless_training_sets_them() -> N
     assert Start(sgd(0.1, momentum=0.9), one.saved()).own.optimizer._momentum == 0.5
 
 
+@pytest.mark.device
 def test_a_history_in_what_clips_gradients_is_restored() -> None:
     class Clipping(paddle.nn.ClipGradByGlobalNorm):
         def __init__(self) -> None:
@@ -977,6 +989,7 @@ def test_a_name_that_was_registered_is_missed_where_the_checkpoint_has_none() ->
 # --- in a validation ---------------------------------------------------------------------------
 
 
+@pytest.mark.device
 def test_a_rollback_puts_back_in_place_what_has_changed() -> None:
     holder: Any = SimpleNamespace(numbers=[1, [2]], array=np.zeros(3), tensor=ones(), count=0)
     holder.random, holder.table = np.random.default_rng(1), {"a": 1}
@@ -1025,6 +1038,7 @@ def test_a_weight_that_each_forward_derives_is_in_no_checkpoint(tmp_path: Path) 
     same_bits(tmp_path / "a" / name, tmp_path / "b" / name)
 
 
+@pytest.mark.device
 def test_a_tensor_with_a_graph_is_put_back_after_a_validation(tmp_path: Path) -> None:
     class Keeping(Tiny):
         def train_batch(self) -> None:
