@@ -131,6 +131,7 @@ def _end(here: socket.socket, owner: int) -> None:
     """Ends the process that forks, also where a worker that is left holds its connection open."""
     if os.getpid() == owner:
         here.shutdown(socket.SHUT_RDWR)
+        here.close()
 
 
 def serve(door: socket.socket) -> Callable[[], object]:
