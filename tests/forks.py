@@ -123,8 +123,15 @@ def _server() -> socket.socket:
     )
     there.close()
     atexit.register(server.wait)
-    atexit.register(here.close)  # which ends it
+    atexit.register(_end, here, os.getpid())
     return here
+
+
+def _end(here: socket.socket, owner: int) -> None:
+    """Ends the process that forks, also where a worker that is left holds its connection open."""
+    if os.getpid() == owner:
+        here.shutdown(socket.SHUT_RDWR)
+        here.close()
 
 
 def serve(door: socket.socket) -> Callable[[], object]:

@@ -33,7 +33,6 @@ from expbase.base import rng
 from expbase.data import workers
 
 
-@pytest.mark.device
 @pytest.mark.parametrize(
     "make",
     [
