@@ -107,13 +107,23 @@ def need_all_ranks(place: str) -> None:
 
 
 def init_parallel(device: str) -> None:
-    """Connects the processes, unless they are: by gloo on the CPU, else by the device's backend."""
+    """Connects the processes, unless they are: by gloo on the CPU, else by the device's backend.
+
+    Raises:
+        ConfigError: They are connected on another kind of device.
+    """
+    kind = kind_of(device)
     if dist.is_initialized():
+        backend = str(dist.get_backend()).lower()
+        if (backend == "gloo") != (kind == "cpu"):
+            raise ConfigError(
+                f"--device: {kind!r} given, and the processes are connected by {backend}; expected "
+                "one kind of device in all runs of a process, and no other init_parallel_env()."
+            )
         return
     # Paddle's launcher sets it for a device that it finds, whatever --device is; its spawn does for
     # the CPU alone (paddle/distributed/utils/launch_utils.py, _prepare_trainer_env). Without it a
     # custom device would wait in gloo's rendezvous for ever; a GPU and an XPU need none.
-    kind = kind_of(device)
     if kind == "cpu" or is_custom(kind):
         os.environ["PADDLE_DISTRI_BACKEND"] = "gloo" if kind == "cpu" else "xccl"
     dist.init_parallel_env()

@@ -15,8 +15,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from expbase.base.arrays import numbers, on_device
-
 _NAMED = 5  # how many numbers that are not finite are named, at most
 _UNITS = 1 << 1074  # 1, in units of the smallest float
 _UNREAD = 1000  # numbers of a name that are kept on the device, at most
@@ -252,6 +250,8 @@ class _Sum:
 
 def _read(sums: Collection[_Sum]) -> None:
     """Adds the values that are unread; waits for the device once, if they are there."""
+    from expbase.base.arrays import numbers, on_device  # here: tools read runs without paddle
+
     # Where the first value of a name is, there are the others, nearly always.
     waiting = [one for one in sums if one.unread and on_device(one.unread[0][1])]
     if waiting:

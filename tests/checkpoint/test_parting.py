@@ -29,7 +29,7 @@ SCRIPT = """
 import argparse, shutil, sys
 from pathlib import Path
 import paddle.distributed as dist
-from tiny import TESTS
+from tiny import DEVICE, TESTS
 sys.path.insert(0, str(TESTS / "proofs"))
 from parted import Parted
 

@@ -514,6 +514,18 @@ def test_processes_are_connected_by_the_backend_of_the_device_or_not_at_all(
     assert os.environ["PADDLE_DISTRI_BACKEND"] == backend
 
 
+def test_a_second_run_of_a_process_is_not_on_another_kind_of_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Paddle's collectives of tensors of one device, by the backend of another, crash."""
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    for connected, same, other in (("GLOO", "cpu", "npu:0"), ("NCCL", "gpu:1", "cpu")):
+        monkeypatch.setattr(dist, "get_backend", lambda connected=connected: connected)
+        collectives.init_parallel(same)
+        with pytest.raises(ConfigError, match=f"connected by {connected.lower()}"):
+            collectives.init_parallel(other)
+
+
 def test_with_one_process_everything_is_itself() -> None:
     assert collectives.all_gather_object(3) == [3]
     assert collectives.max_over_ranks(2, 0.5) == [2, 0.5]
