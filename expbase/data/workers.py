@@ -225,7 +225,9 @@ class _BatchDataset:
         self._samples: list[Any] = []  # of the batch under way
         # Paddle's own: all samples at once, which takes a tenth of the time.
         at_once = type(loader.dataset) is TensorDataset and self._collate is default_collate_fn
-        self._tensors: Sequence[paddle.Tensor] = loader.dataset.tensors if at_once else ()
+        tensors: Sequence[Any] = loader.dataset.tensors if at_once else ()
+        # They may be arrays, too, of which the data set takes rows.
+        self._tensors = tensors if all(isinstance(t, paddle.Tensor) for t in tensors) else ()
         if self._tensors:
             self._to_rows = tensors_at(self._tensors[0].place)
 

@@ -112,6 +112,14 @@ def test_batches_of_a_tensor_dataset_are_those_of_paddles_loader(dtype: str) -> 
             assert one.tolist() == other.tolist()
 
 
+@pytest.mark.device
+def test_a_tensor_dataset_may_hold_arrays() -> None:
+    arrays = [np.arange(12.0, dtype="float32").reshape(6, 2), np.arange(6)]
+    loader = DataLoader(TensorDataset(arrays), batch_sampler=[[5, 0], [3, 2]])
+    for ours, paddles in zip(adapted(loader).open(1), loader, strict=True):
+        assert [one.tolist() for one in ours] == [other.tolist() for other in paddles]
+
+
 @pytest.mark.parametrize("index", [6, -7, "x"])
 def test_a_wrong_index_of_a_tensor_dataset_is_named(index: Any) -> None:
     loader = DataLoader(TensorDataset([paddle.arange(6)]), batch_sampler=[[0, index]])
