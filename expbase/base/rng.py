@@ -49,8 +49,9 @@ def seed_all(seed: int) -> None:
     seed_cpu(seed)
     for generator in _of_device():
         generator.manual_seed(seed)
-    for own, generator in _tracked():
-        generator.manual_seed(derive(seed, own))
+    if RNG_STATE_TRACKER.states_:  # hardly ever, and this is called at each update
+        for own, generator in _tracked():
+            generator.manual_seed(derive(seed, own))
 
 
 def _tracked() -> Iterator[tuple[int, Any]]:
