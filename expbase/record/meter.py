@@ -250,13 +250,16 @@ class _Sum:
 
 def _read(sums: Collection[_Sum]) -> None:
     """Adds the values that are unread; waits for the device once, if they are there."""
+    unread = [one for one in sums if one.unread]
+    if not unread:
+        return
     from expbase.base.arrays import numbers, on_device  # here: tools read runs without paddle
 
     # Where the first value of a name is, there are the others, nearly always.
-    waiting = [one for one in sums if one.unread and on_device(one.unread[0][1])]
+    waiting = [one for one in unread if on_device(one.unread[0][1])]
     if waiting:
         found = iter(numbers(value for one in waiting for _, value, _ in one.unread))
         for one in waiting:
             one.unread = [(at, next(found), weight) for at, _, weight in one.unread]
-    for one in sums:
+    for one in unread:
         one.read()
