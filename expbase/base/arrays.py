@@ -212,14 +212,19 @@ def numbers(values: Iterable[Any]) -> list[float]:
 
 def pinned(size: int) -> Bytes:
     """Returns new memory for copies from a device; for those of a GPU it is page-locked."""
-    if paddle.is_compiled_with_cuda():
-        # There is less of it than of other memory, which does as well, only slower.
+    if size and paddle.is_compiled_with_cuda():
+        # There is less of it than of other memory, which does as well, only slower. Where none is
+        # left paddle gives no address, and a tensor of its functions would crash
+        # (paddle/phi/core/memory/allocation/system_allocator.cc, CUDAPinnedAllocator::Alloc).
         with contextlib.suppress(Exception):
-            whole = paddle._C_ops.empty([size], paddle.uint8, paddle.CPUPlace()).pin_memory()
-            block: Any = (ctypes.c_uint8 * size).from_address(whole.data_ptr())
-            block.owner = whole  # numpy keeps the block, which keeps the tensor
-            memory: Bytes = np.frombuffer(block, np.uint8)
-            return memory
+            whole = core.DenseTensor()
+            whole._set_dims([size])
+            address = whole._mutable_data(core.CUDAPinnedPlace(), core.VarDesc.VarType.UINT8)
+            if address:
+                block: Any = (ctypes.c_uint8 * size).from_address(address)
+                block.owner = whole  # numpy keeps the block, which keeps the tensor
+                memory: Bytes = np.frombuffer(block, np.uint8)
+                return memory
     return np.empty(size, np.uint8)
 
 

@@ -65,6 +65,7 @@ class SnapshotBuffer:
             is_pinned: Whether it is for copies from a GPU, if new memory is needed.
         """
         if self._memory.nbytes < size:
+            self._memory = self._memory[:0].copy()  # both at a time may be too much
             self._memory = pinned(size) if is_pinned else np.empty(size, np.uint8)
         return self._memory[:size]
 

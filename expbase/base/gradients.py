@@ -39,16 +39,21 @@ def are_set(gradients: Iterable[Any]) -> list[bool]:
 def set_gradient(tensor: Any, grad: Any) -> None:
     """Makes a tensor the gradient of another one; None: it has none afterwards, as at first.
 
-    The caller must not use the tensor any more: it may be the gradient itself, and no copy.
+    The caller must not use it any more: where there is no gradient yet, it is that one, not a copy.
     None is another thing than zeros: with momentum an optimizer moves the weights of these.
     """
     if grad is not None:
-        # Not copied into the one that is there: if it was cleared, the next backward overwrites it.
-        if grad.dtype == tensor.dtype:
-            tensor._copy_gradient_from(grad)  # no copy: the memory is shared
+        now = gradient(tensor)
+        # Into the memory of the one that is there, which others may share: the buffers that fleet
+        # sums up over the ranks (paddle/distributed/fleet/meta_parallel/sharding/
+        # group_sharded_storage.py, GradStorage). Nothing waits for the device.
+        if now is not None and (now.dtype, now.shape) == (grad.dtype, grad.shape):
+            now.copy_(grad, False)
+        elif grad.dtype == tensor.dtype:
+            tensor._copy_gradient_from(grad)
         else:
-            tensor.grad = grad  # a copy, which waits for the device
-        tensor._unset_fake_empty()
+            tensor.grad = grad  # which waits
+        tensor._unset_fake_empty()  # if it was cleared, the next backward would overwrite it
     elif gradient(tensor) is not None:
         tensor.clear_gradient(False)  # paddle 3.0 takes no None
 

@@ -78,11 +78,14 @@ def is_seeded(generator: Any) -> bool:
     """Returns whether a generator is one of those that `seed_all` seeds, as `paddle.seed` and
     `paddle.Generator()` return them; each time it is another object.
     """
-    probe = generator.initial_seed() ^ 1
+    known = [core.default_cpu_generator(), *_of_device()]
+    own = generator.initial_seed()
+    if own not in [one.initial_seed() for one in known]:
+        return False
     with unmoved():
-        for known in (core.default_cpu_generator(), *_of_device()):
-            known.manual_seed(probe)
-        return bool(generator.initial_seed() == probe)
+        for one in known:
+            one.manual_seed(own ^ 1)
+        return bool(generator.initial_seed() == own ^ 1)
 
 
 def _of_device() -> list[Any]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import paddle
+from paddle.amp.auto_cast import StateDictHook
 
 from expbase.base.arrays import (
     Array,
@@ -134,9 +135,12 @@ def _without_rank_state(files: Mapping[str, Weights]) -> dict[str, Weights]:
 
 def _live(layer: Any) -> dict[str, Any]:
     """Returns the tensors of a layer by their names in its state_dict."""
-    # That gives copies after decorate(save_dtype=…) (paddle/amp/auto_cast.py, StateDictHook).
-    own = tensors_of(layer)
-    return {name: own.get(name, tensor) for name, tensor in layer.state_dict().items()}
+    tensors: dict[str, Any] = layer.state_dict()
+    hooks = [h for part in layer.sublayers(True) for h in part._state_dict_hooks.values()]
+    if any(isinstance(hook, StateDictHook) for hook in hooks):  # of decorate(save_dtype=…): copies
+        own = tensors_of(layer)
+        tensors = {name: own.get(name, tensor) for name, tensor in tensors.items()}
+    return tensors
 
 
 def _need_whole(layer: Any, place: object) -> None:
@@ -307,10 +311,20 @@ def set_weights(
         tensors = _live(layers[name])
         there = {key: describe(array) for key, array in weights.items()}
         here = {key: describe(tensor) for key, tensor in tensors.items()}
-        converted = [k for k in here if k in there and _is_converted(weights[k], tensors[k])]
-        wrong = misfits(there | {key: here[key] for key in converted}, here, "file")
-        fits = [key for key in here if key in converted or there.get(key) == here[key]]
-        fitting += [(weights[key], tensors[key]) for key in fits]
+        fits, converted = [], []
+        for key in (key for key in here if key in there):
+            value = weights[key]
+            if _is_converted(value, tensors[key]):
+                value = value.converted(dtype_name(tensors[key]))
+                if weights[key].is_finite() and not value.is_finite():
+                    there[key] += " with numbers too large for it"
+                    continue
+                converted.append(key)
+                there[key] = here[key]
+            if there[key] == here[key]:
+                fits.append((weights[key], value, tensors[key]))
+        fitting += fits
+        wrong = misfits(there, here, "file")
         has_misfits = has_misfits or bool(wrong)
         texts[name] = "\n  ".join([f"{len(fits)} fitted", *wrong])
         for key in converted[:1]:
@@ -325,9 +339,9 @@ def set_weights(
             "weight of a Linear as [out, in]: transpose it in the file, square ones, too. To take "
             "what fits alone: partial=True, or --init_partial."
         )
-    for array, tensor in fitting:
-        array.converted(dtype_name(tensor)).copy_to(tensor)
-    of_parameters = {tensor.name: array for array, tensor in fitting}
+    for _, value, tensor in fitting:
+        value.copy_to(tensor)
+    of_parameters = {tensor.name: array for array, _, tensor in fitting}  # with all their digits
     for optimizer in optimizers:
         set_masters(optimizer, of_parameters)
     return texts

@@ -106,8 +106,8 @@ class _Queue:
             return value
         elif not (value.place.is_cpu_place() or value.place.is_cuda_pinned_place()):
             return value._copy_to(self._place, True)  # from another card, which has its own queue
-        elif not value.place._equals(self._host):
-            value = value._copy_to(self._host, True)
+        else:
+            value = value._copy_to(self._host, True)  # a collate_fn may fill it anew
         sources.append(value)
         return value._copy_to(self._place, False)
 

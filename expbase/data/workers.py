@@ -228,8 +228,6 @@ class _BatchDataset:
         tensors: Sequence[Any] = loader.dataset.tensors if at_once else ()
         # They may be arrays, too, of which the data set takes rows.
         self._tensors = tensors if all(isinstance(t, paddle.Tensor) for t in tensors) else ()
-        if self._tensors:
-            self._to_rows = tensors_at(self._tensors[0].place)
 
     def __getitem__(self, key: tuple[int, IndexBatch]) -> Any:
         if self.failure is not None:
@@ -264,7 +262,7 @@ class _BatchDataset:
             size = len(self._dataset)
             if rows.min() < -size or rows.max() >= size:
                 raise IndexError
-        return self._to_rows(rows)
+        return tensors_at(self._tensors[0].place)(rows)
 
     def under_way(self, indices: Any) -> str:
         """Returns a text on the step that an exception has interrupted, for its note."""

@@ -26,7 +26,7 @@ from typing import Any
 from expbase.base import rng
 from expbase.base.exit_codes import exit_code_of, refuse_early_success
 from expbase.base.json_lines import JsonLines
-from expbase.base.processes import ended_at_once_by_signals, hears_signals
+from expbase.base.processes import hears_signals
 from expbase.base.streams import lasting
 from expbase.checkpoint import layout
 from expbase.checkpoint.checkpointer import Checkpointer
@@ -208,10 +208,9 @@ class Run:
             experiment.prepare()
             set_device(start.options.device, deterministic=start.training.deterministic)
             if start.parallel:
-                with ended_at_once_by_signals():
-                    experiment.init_parallel()
-                    need_super("init_parallel", is_done=collectives.is_connected())
-                    collectives.meet()
+                experiment.init_parallel()
+                need_super("init_parallel", is_done=collectives.is_connected())
+                collectives.meet()
             experiment.setup_output_dir()
             experiment.dump_config()
             experiment.setup_visualizer()

@@ -27,6 +27,7 @@ from paddle.distributed.fleet.base import topology
 
 from expbase.base.arrays import numbers
 from expbase.base.device import is_custom, kind_of
+from expbase.base.processes import ended_at_once_by_signals
 from expbase.config import ConfigError
 from expbase.ranks import store
 
@@ -126,7 +127,8 @@ def init_parallel(device: str) -> None:
     # custom device would wait in gloo's rendezvous for ever; a GPU and an XPU need none.
     if kind == "cpu" or is_custom(kind):
         os.environ["PADDLE_DISTRI_BACKEND"] = "gloo" if kind == "cpu" else "xccl"
-    dist.init_parallel_env()
+    with ended_at_once_by_signals():
+        dist.init_parallel_env()
     if kind_of(connected := paddle.device.get_device()) != kind:
         raise ConfigError(
             f"--device: {kind!r} given, and paddle has connected the processes on {connected!r}; "
@@ -137,8 +139,9 @@ def init_parallel(device: str) -> None:
 
 def meet() -> None:
     """Makes what collectives need, and device libraries make at the first one of each group."""
-    all_gather_object(None)
-    all_gather_numbers(0.0)
+    with ended_at_once_by_signals():
+        all_gather_object(None)
+        all_gather_numbers(0.0)
 
 
 def is_connected() -> bool:

@@ -6,14 +6,17 @@ import gc
 import json
 import struct
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import paddle
 import pytest
 import safetensors.paddle
+from paddle.base import core
 from tiny import DEVICE
 
+from expbase.base import arrays
 from expbase.base.arrays import (
     Array,
     TensorFileError,
@@ -118,18 +121,29 @@ def test_numbers_are_read_from_every_device_as_item_reads_them() -> None:
 
 
 def test_pinned_memory_is_paddles_where_paddle_has_some(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
     monkeypatch.setattr(paddle, "is_compiled_with_cuda", lambda: True)
     assert pinned(8).size == 8  # paddle for the CPU refuses
-    monkeypatch.setattr(paddle.Tensor, "pin_memory", lambda tensor: made.append(tensor) or tensor)
+    made: list[weakref.ref[Any]] = []
+
+    class Pinned:
+        def __init__(self) -> None:
+            made.append(weakref.ref(self))
+            self.memory = core.DenseTensor()
+            self._set_dims = self.memory._set_dims
+
+        def _mutable_data(self, place: Any, dtype: Any) -> int:
+            return int(self.memory._mutable_data(paddle.CPUPlace(), dtype))
+
+    monkeypatch.setattr(arrays, "core", SimpleNamespace(**vars(core) | {"DenseTensor": Pinned}))
+    monkeypatch.setattr(arrays.core, "CUDAPinnedPlace", lambda: None)
     memory = pinned(8)
     memory[:] = range(8)
-    assert made[0].tolist() == [*range(8)]
-    kept = weakref.ref(made.pop())
-    assert kept() is not None
+    assert np.asarray(made[0]().memory).tolist() == [*range(8)]  # type: ignore[union-attr]
     del memory
     gc.collect()
-    assert kept() is None
+    assert made[0]() is None
+    monkeypatch.setattr(Pinned, "_mutable_data", lambda *_: 0)  # there is no more of it
+    assert pinned(8).size == 8
 
 
 @pytest.mark.parametrize("shape", [[2, 3], [1], [], [0, 3]], ids=str)

@@ -18,7 +18,13 @@ from tiny import Tiny, make, trained
 from expbase.base.arrays import Array, serialize
 from expbase.checkpoint.best import best_of
 from expbase.checkpoint.layout import CheckpointError
-from expbase.checkpoint.model_files import WeightsError, find_weights, read_weights, write_weights
+from expbase.checkpoint.model_files import (
+    WeightsError,
+    find_weights,
+    read_weights,
+    set_weights,
+    write_weights,
+)
 
 
 def layer() -> Any:
@@ -228,6 +234,38 @@ def test_weights_of_another_precision_are_converted_and_the_log_says_so(
     assert (single.model[0].weight == rounded.astype("float32")).all()
     half.close()
     single.close()
+
+
+def test_a_weight_that_its_new_precision_cannot_hold_does_not_fit(tmp_path: Path) -> None:
+    class Half(Tiny):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.model[0].to(dtype="float16")
+
+    half, single = ready(tmp_path / "half", Half), ready(tmp_path / "single")
+    single.model[0].weight.set_value(paddle.full([4, 8], 1e6))
+    single.save_model(tmp_path / "single.safetensors")
+    with pytest.raises(WeightsError, match=r"0\.weight is float32 \[4, 8\] with numbers too large"):
+        half.load_model(tmp_path / "single.safetensors")
+    half.load_model(tmp_path / "single.safetensors", partial=True)
+    assert half.model[0].weight.isfinite().all()
+    half.close()
+    single.close()
+
+
+def test_a_layer_says_itself_what_its_state_dict_holds(tmp_path: Path) -> None:
+    class Averaged(paddle.nn.Linear):
+        def state_dict(self, *args: Any, **options: Any) -> Any:
+            return {"weight": self.mean, "bias": self.bias}
+
+    layer = Averaged(8, 2)
+    layer.mean = paddle.ones([8, 2])
+    write_weights(tmp_path / "mean.safetensors", layer)
+    layer.mean.set_value(paddle.zeros([8, 2]))
+    before = layer.weight.tolist()
+    set_weights(read_weights(tmp_path / "mean.safetensors"), {"": layer}, None, partial=False)
+    assert layer.mean.tolist() == [[1, 1]] * 8
+    assert layer.weight.tolist() == before
 
 
 def test_weights_are_loaded_into_a_layer_whose_state_dict_gives_copies(tmp_path: Path) -> None:

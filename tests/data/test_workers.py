@@ -7,6 +7,7 @@ import glob
 import itertools
 import multiprocessing
 import os
+import pickle
 import sys
 import time
 import traceback
@@ -118,6 +119,12 @@ def test_a_tensor_dataset_may_hold_arrays() -> None:
     loader = DataLoader(TensorDataset(arrays), batch_sampler=[[5, 0], [3, 2]])
     for ours, paddles in zip(adapted(loader).open(1), loader, strict=True):
         assert [one.tolist() for one in ours] == [other.tolist() for other in paddles]
+
+
+def test_what_workers_are_given_can_be_pickled_for_those_that_are_spawned() -> None:
+    loader = DataLoader(TensorDataset([paddle.arange(6)]), batch_size=2)
+    again = pickle.loads(pickle.dumps(workers._BatchDataset(loader)))
+    assert [part.tolist() for part in again.batch([4, 1])] == [[4, 1]]
 
 
 @pytest.mark.parametrize("index", [6, -7, "x"])
