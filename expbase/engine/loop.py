@@ -30,6 +30,7 @@ from expbase.engine.due import (
     Due,
     due_at,
     is_last,
+    is_quiet,
     is_wanted,
 )
 from expbase.engine.evaluation import Evaluation, check_group, check_metric
@@ -221,6 +222,11 @@ class Loop:
         self._stop.note_update()
         self._events.fire("on_train_batch_end")
         self._look_at_first_updates(self.iteration - self._loop_began)
+        if self._has_nothing_to_do():  # as after most iterations
+            self._report.move(self.iteration)
+            self._checkpointer.settle(wait=False)
+            self.step = Step.BETWEEN
+            return
         due = self._due()
         if due.log:
             self._check_finite()  # waits for the device: that is training's time
@@ -259,6 +265,18 @@ class Loop:
         else:
             self.stopped_by = self._stop.agreed(self.iteration)
             self._decide_if_over()
+
+    def _has_nothing_to_do(self) -> bool:
+        """Whether nothing is due, and nobody has asked for anything."""
+        epochs_ended = self.epochs_ended
+        return (
+            not self._data.needs_epoch
+            and epochs_ended == self.epochs_before
+            and is_quiet(self._training, self.iteration, epochs_ended)
+            and self._stop.is_quiet(self.iteration)
+            and not self._save_requested
+            and not self._is_recorded("valid")
+        )
 
     def _due(self) -> Due:
         epochs = self.epochs_before, self.epochs_ended

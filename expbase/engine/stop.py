@@ -174,6 +174,10 @@ class StopRequests:
         """Notes that a checkpoint holds the state of now."""
         self._saved_at = self._clock()
 
+    def is_quiet(self, iteration: int) -> bool:
+        """Whether the ranks need not ask each other, and this one has no request."""
+        return iteration < self.next_iteration and not (self.reason or self._on_all_ranks)
+
     def agreed(self, iteration: int, *, ask_now: bool = False) -> StopReason:
         """Returns why all ranks stop here, if they ask now; notes whether a save is due."""
         self.is_save_due = False

@@ -2,11 +2,11 @@
 
     python tests/benchmarks/in_situ.py [--workers 0 2] [--chunks 100]
 
-A small convolutional net, batches of 32 from a data set with indices, 35 of them in an epoch. Twenty
-updates of expbase at the default settings, twenty of a bare loop over paddle's DataLoader, which
-logs as often, and twenty of paddle.Model.fit, by turns in one process. Printed are the medians of
-the ratios of neighbouring chunks; then, of a run of its own, the microseconds of each part of an
-update: what a hot loop shows (loop.py) is a fifth of it.
+A small convolutional net, batches of 32 of a data set with indices, 35 in an epoch. Twenty
+updates of expbase at the default settings and twenty of a bare loop over paddle's DataLoader, which
+logs as often, by turns in one process. Printed are the medians of the ratios of neighbouring
+chunks; paddle.Model.fit beside them; then, of a run of its own, the microseconds of each part of an
+update. What a hot loop shows (loop.py) is a fraction of that.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Bare:
         self.model = net()
         self.optimizer = paddle.optimizer.Adam(1e-3, parameters=self.model.parameters())
         self.batches = self.forever(loader(workers))
-        self.file = open(path, "w")  # noqa: SIM115
+        self.file = open(path, "w")
         self.losses: list[Any] = []
         self.iteration = 0
 
@@ -218,6 +218,11 @@ def ratio(one: list[float], other: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(one[WARM:], other[WARM:], strict=False))
 
 
+def show(text: str) -> None:
+    """Prints a line at once."""
+    print(text, flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", nargs="+", type=int, default=[0, 2])
@@ -229,12 +234,18 @@ def main() -> None:
             ours, bare = exp.results
             each = statistics.median(bare[WARM:]) / UPDATES * 1e3
             what = f"a save each {saves} updates" if saves else "no saves"
-            print(f"{workers} workers, {what}: {ratio(ours, bare):.3f} of {each:.2f} ms", flush=True)
+            print(
+                f"{workers} workers, {what}: {ratio(ours, bare):.3f} of {each:.2f} ms", flush=True
+            )
         of_fit = statistics.median(fit(workers, args.chunks)[WARM:]) / UPDATES * 1e3
-        print(f"{workers} workers, paddle.Model.fit: {of_fit / each:.3f} (not by turns)", flush=True)
+        print(
+            f"{workers} workers, paddle.Model.fit: {of_fit / each:.3f} (not by turns)", flush=True
+        )
         parts = experiment(workers, args.chunks, 0, by_part=True).parts or {}
         number = (args.chunks - 1) * UPDATES
-        print("  ".join(f"{name} {s / number * 1e6:.0f} us" for name, s in parts.items()), flush=True)
+        print(
+            "  ".join(f"{name} {s / number * 1e6:.0f} us" for name, s in parts.items()), flush=True
+        )
 
 
 if __name__ == "__main__":

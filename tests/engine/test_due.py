@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from fractions import Fraction
 from typing import Any
 
 import pytest
 
 from expbase import get_default_training_config
-from expbase.engine.due import Due, due_at, is_last, limits
+from expbase.engine.due import Due, due_at, is_last, is_quiet, limits
 
 
 def training(**values: Any) -> Any:
@@ -57,6 +58,19 @@ def test_what_is_due_follows_from_the_config_the_iteration_and_the_epochs(
 ) -> None:
     is_end = epochs[1] > epochs[0]
     assert names(due_at(training(**values), iteration, *epochs, is_epoch_end=is_end)) == expected
+
+
+@pytest.mark.parametrize(("log", "valid", "save"), [(0, 0, 0), (3, 0, 4), (0, 5, 0), (1, 2, 6)])
+@pytest.mark.parametrize("ends", [(0, 0), (10, 0), (0, 2), (7, 1)])
+def test_an_iteration_is_quiet_if_and_only_if_nothing_is_due_after_it(
+    log: int, valid: int, save: int, ends: tuple[int, int]
+) -> None:
+    limits = {"max_iteration": ends[0], "max_epoch": ends[1]}
+    section = training(log_interval=log, valid_interval=valid, save_interval=save, **limits)
+    for iteration, epoch in itertools.product(range(1, 13), range(4)):
+        due = due_at(section, iteration, epoch, epoch, is_epoch_end=False)
+        is_over = is_last(section, iteration, epoch)
+        assert is_quiet(section, iteration, epoch) == (not names(due) and not is_over)
 
 
 def test_an_epoch_that_ended_within_the_update_is_ended_no_second_time() -> None:
