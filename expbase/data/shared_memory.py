@@ -2,6 +2,8 @@
 
 note = leave_note()    # in a worker, before it makes files there
 remove_left_files()    # when workers have ended; at the next start, if all were killed
+
+A worker whose parent has ended becomes this file as a program.
 """
 
 from __future__ import annotations
@@ -66,3 +68,7 @@ def remove_left_files() -> None:
                 for path in [*SHARED_MEMORY.glob(f"paddle_{pid}_*"), note]:
                     with contextlib.suppress(OSError):  # gone already, or another user's
                         path.unlink()
+
+
+if __name__ == "__main__":
+    remove_left_files()

@@ -21,6 +21,7 @@ import os
 import pickle
 import re
 import signal
+import sys
 import textwrap
 import threading
 import traceback
@@ -37,6 +38,7 @@ from paddle.io.dataloader.collate import default_collate_fn, default_convert_fn
 from expbase.base import rng
 from expbase.base.errors import add_note
 from expbase.base.processes import end_with_parent, forking, signals_held, survive_signals
+from expbase.data import shared_memory
 from expbase.data.order import IndexBatch
 from expbase.data.shared_memory import leave_note, remove_left_files
 from expbase.data.tensors import reader_tensors_at, tensors_at, to_arrays
@@ -447,6 +449,10 @@ def _end_with_parent(own: int) -> None:
     note = leave_note()
 
     def finish() -> None:
+        # In a program of its own, which ends all other threads of this process before it begins:
+        # one of them might make a file behind what is removed.
+        with contextlib.suppress(OSError):
+            os.execv(sys.executable, [sys.executable, "-I", "-S", shared_memory.__file__])
         if note is not None:
             os.close(note)
         remove_left_files()
