@@ -205,9 +205,14 @@ def numbers(values: Iterable[Any]) -> list[float]:
         ]
     fetch(stacks)
     for places, stack in zip(alike.values(), stacks, strict=True):
-        for place, number in zip(places, to_numpy(stack.tensor()).tolist(), strict=True):
-            values[place] = number
-    return [float(value.item() if hasattr(value, "item") else value) for value in values]
+        for place, read in zip(places, to_numpy(stack.tensor()).tolist(), strict=True):
+            values[place] = read
+    return [*map(number, values)]
+
+
+def number(value: Any) -> float:
+    """Returns a number, or a tensor of one element, as a float; waits for the device."""
+    return float(value.item() if hasattr(value, "item") else value)
 
 
 def pinned(size: int) -> Bytes:

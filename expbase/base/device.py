@@ -7,6 +7,7 @@ peak_memory()                # {"memory_gb": 1.2}
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import paddle
 from paddle.base import core
@@ -55,6 +56,17 @@ def number_of_devices(kind: str) -> int:
         return int(core.get_custom_device_count(kind))
     of_paddle = paddle.device.xpu if kind == "xpu" else paddle.device.cuda
     return int(of_paddle.device_count())
+
+
+def as_place(place: Any) -> Any:
+    """Returns a place of any class of paddle's as a core.Place, which can be asked what it is."""
+    if isinstance(place, core.Place):
+        return place
+    # In paddle 3.0 the classes of places, such as core.CUDAPlace, lack is_gpu_place and the like
+    # (paddle/fluid/pybind/place.cc).
+    whole = core.Place()
+    whole.set_place(place)
+    return whole
 
 
 def peak_memory() -> dict[str, float]:

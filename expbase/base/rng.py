@@ -23,6 +23,8 @@ import numpy as np
 from paddle.base import core, framework
 from paddle.distributed.fleet.layers.mpu.random import RNG_STATE_TRACKER
 
+from expbase.base.device import as_place
+
 # The purpose of a derived seed. It is the first number of its path, so that no two purposes draw
 # the same numbers. Checkpoints depend on the values: append, never reorder.
 SETUP, TRAIN, VALID, ORDER, SAMPLE, STREAM, PREDICT, EPOCH = range(8)
@@ -67,7 +69,7 @@ def _tracked() -> Iterator[tuple[int, Any]]:
         if device != here:  # a generator that is given the index of another one draws no more
             continue
         with contextlib.suppress(ValueError), RNG_STATE_TRACKER.rng_state(name):
-            generator = (_of_device() or [core.default_cpu_generator()])[0]
+            generator = _of_paddle()[-1]
             if own is None:
                 own = generator.initial_seed()
                 _met[(name, *indices)] = here, own
@@ -78,7 +80,7 @@ def is_seeded(generator: Any) -> bool:
     """Returns whether a generator is one of those that `seed_all` seeds, as `paddle.seed` and
     `paddle.Generator()` return them; each time it is another object.
     """
-    known = [core.default_cpu_generator(), *_of_device()]
+    known = _of_paddle()
     own = generator.initial_seed()
     if own not in [one.initial_seed() for one in known]:
         return False
@@ -88,15 +90,17 @@ def is_seeded(generator: Any) -> bool:
         return bool(generator.initial_seed() == own ^ 1)
 
 
+def _of_paddle() -> list[Any]:
+    """Returns paddle's generators that are seeded here; the last one is that of the device."""
+    return [core.default_cpu_generator(), *_of_device()]
+
+
 def _of_device() -> list[Any]:
     """Returns paddle's generator of this process's device, unless that is the CPU."""
     device = framework._current_expected_place_()
     if isinstance(device, core.CPUPlace):
         return []
-    # In paddle 3.0 the classes of places, such as core.CUDAPlace, lack is_gpu_place and the like
-    # (paddle/fluid/pybind/place.cc).
-    place = core.Place()
-    place.set_place(device)
+    place = as_place(device)
     if place.is_gpu_place():
         return [core.default_cuda_generator(place.gpu_device_id())]
     if place.is_xpu_place():
@@ -109,7 +113,7 @@ def _of_device() -> list[Any]:
 @contextlib.contextmanager
 def unmoved() -> Iterator[None]:
     """Restores, at the end of the block, the state of all generators that `seed_all` seeds."""
-    of_paddle = [core.default_cpu_generator(), *_of_device()]
+    of_paddle = _of_paddle()
     states = [generator.get_state() for generator in of_paddle]
     of_tracker = [generator.get_state() for _, generator in _tracked()]
     of_python = random.getstate()

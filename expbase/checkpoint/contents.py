@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import paddle
 
+from expbase.base.device import kind_of
 from expbase.base.gradients import are_set, dense_gradient, set_gradient, set_zero_gradient
 from expbase.state.parts import StatefulObjects, named_parameters
 
@@ -117,7 +118,7 @@ class Environment:
         """Returns the version of paddle, the kind of device, the number of threads."""
         return {
             "paddle": paddle.__version__,
-            "device": paddle.device.get_device().partition(":")[0],
+            "device": kind_of(paddle.device.get_device()),
             "threads": os.environ.get("OMP_NUM_THREADS", "unset"),
         }
 

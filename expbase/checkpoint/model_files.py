@@ -143,8 +143,8 @@ def _live(layer: Any) -> dict[str, Any]:
     return tensors
 
 
-def _need_whole(layer: Any, place: object) -> None:
-    pieces = [name for name, tensor in _live(layer).items() if is_piece(tensor)]
+def _need_whole(tensors: Mapping[str, Any], place: object) -> None:
+    pieces = [name for name, tensor in tensors.items() if is_piece(tensor)]
     if pieces and collectives.world_size() > 1:
         raise WeightsError(
             f"{place}: {pieces[0]!r} is in pieces, one on each rank; expected a whole layer."
@@ -164,7 +164,7 @@ def save_model(path: Path, layer: Any) -> None:
 
 def write_weights(path: Path, layer: Any) -> None:
     """Writes a layer's weights in this process; see `save_model`."""
-    _need_whole(layer, path)
+    _need_whole(_live(layer), path)
     tensors = layer.state_dict()
     if path.suffix == SUFFIX:
         contents = {name: Array.of(tensor) for name, tensor in tensors.items()}
@@ -197,7 +197,7 @@ def export(path: Path, layer: Any, spec: Sequence[Any] | None) -> None:
         )
 
     def write() -> None:
-        _need_whole(layer, path)
+        _need_whole(_live(layer), path)
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             paddle.jit.save(layer, str(path), input_spec=list(spec))
@@ -305,10 +305,10 @@ def set_weights(
     fitting = []
     has_misfits = False
     for name in _target_layers(found, layers, into):
-        _need_whole(layers[name], name)
+        tensors = _live(layers[name])
+        _need_whole(tensors, name)
         other = "model" if into and "" not in found else ""
         weights = found.get(name) or found.get(other, {})
-        tensors = _live(layers[name])
         there = {key: describe(array) for key, array in weights.items()}
         here = {key: describe(tensor) for key, tensor in tensors.items()}
         fits, converted = [], []

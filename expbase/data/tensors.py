@@ -18,6 +18,8 @@ import numpy as np
 import paddle
 from paddle.base import core
 
+from expbase.base.device import as_place
+
 
 def tensors_at(place: Any) -> Callable[[Any], Any]:
     """Returns a function that makes a batch what paddle's DataLoader would return.
@@ -28,7 +30,7 @@ def tensors_at(place: Any) -> Callable[[Any], Any]:
     Args:
         place: The paddle place of the tensors.
     """
-    kind = _kind(place)
+    kind = as_place(place)
     if kind.is_gpu_place() or kind.is_custom_place():
         return _Queue(place)
     # To an XPU paddle queues no copies of such memory: paddle/phi/core/memory/memcpy.cc, Copy.
@@ -43,17 +45,7 @@ def reader_tensors_at(place: Any) -> Callable[[Any], Any]:
     (paddle/phi/core/operators/reader/buffered_reader.cc, ReadAsync;
     paddle/phi/api/lib/data_transform.cc, TransDataPlace).
     """
-    return (lambda batch: batch) if _kind(place).is_cpu_place() else tensors_at(place)
-
-
-def _kind(place: Any) -> Any:
-    if isinstance(place, core.Place):
-        return place
-    # In paddle 3.0 the classes of places, such as core.CUDAPlace, lack is_gpu_place and the like
-    # (paddle/fluid/pybind/place.cc).
-    kind = core.Place()
-    kind.set_place(place)
-    return kind
+    return (lambda batch: batch) if as_place(place).is_cpu_place() else tensors_at(place)
 
 
 def _copied(value: Any, place: Any) -> Any:
@@ -78,7 +70,7 @@ class _Queue:
 
     def __init__(self, place: Any) -> None:
         self._place = place
-        self._kind = _kind(place)
+        self._kind = as_place(place)
         # From memory that is not pinned a copy may wait for the stream (the manual of CUDA's
         # interface for drivers, "API synchronization behavior").
         pinned = self._kind.is_gpu_place()

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import paddle
 
 from expbase.base import rng
-from expbase.base.arrays import in_words
+from expbase.base.arrays import in_words, number
 from expbase.base.gradients import copies_of, set_gradient
 from expbase.config import ConfigError
 from expbase.data.loaders import Batches, LoaderAdapter, Shard, adapt_loader
@@ -369,7 +369,7 @@ def numbers_of_valid(results: Any) -> dict[str, float]:
     numbers = {}
     for name, value in (results or {}).items():
         try:
-            numbers[name] = collectives.number(value)
+            numbers[name] = number(value)
         except (TypeError, ValueError):
             raise TypeError(
                 f"valid: the metric {name!r} is {in_words(value)}; expected a number or a tensor "

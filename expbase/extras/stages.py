@@ -19,6 +19,7 @@ from typing import Any
 
 import paddle
 
+from expbase.base.device import kind_of
 from expbase.config import ConfigError
 from expbase.experiment import ExperimentBase
 
@@ -206,7 +207,7 @@ class Context:
         facts = {
             "engine": EngineMode.CLUSTER if parallel else EngineMode.SINGLE,
             "is_fleet": parallel,
-            "device": paddle.device.get_device().partition(":")[0].upper(),
+            "device": kind_of(paddle.device.get_device()).upper(),
             **self._facts,
         }
         if name not in facts:

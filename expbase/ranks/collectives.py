@@ -293,8 +293,3 @@ def max_over_ranks(*numbers: float) -> list[float]:
 def _cpu_group() -> Any:
     is_gloo = paddle.device.get_device() == "cpu"  # the default group is
     return None if is_gloo else dist.new_group(backend="gloo")
-
-
-def number(value: Any) -> float:
-    """Returns a number, or a tensor of one element, as a float; waits for the device."""
-    return float(value.item() if hasattr(value, "item") else value)

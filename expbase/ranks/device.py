@@ -12,6 +12,7 @@ from paddle.base import core
 from expbase.base.device import (
     default_device,
     is_custom,
+    kind_of,
     number_of_devices,
     repeatable_flags,
 )
@@ -33,7 +34,7 @@ def set_device(device: str | None, *, deterministic: bool) -> None:
     if dist.get_world_size() > 1 and ":" in device:
         raise ConfigError(
             f"--device: {device!r} given with {dist.get_world_size()} processes; expected "
-            f"{device.partition(':')[0]!r}: each process takes its own."
+            f"{kind_of(device)!r}: each process takes its own."
         )
     if _is_missing(device):
         raise ConfigError(_expected(device))
