@@ -60,6 +60,7 @@ class Fetcher:
         # The loader whose persistent workers wait for an epoch. It is None while they serve one:
         # another run over the same data then starts workers of its own.
         self._idle: DataLoader | None = None
+        self._leaving: list[Any] = []  # paddle's iterators whose workers were told to end
 
     def fetch(self, numbered: Iterator[IndexBatch], base: int) -> Items:
         """Yields the batches as paddle's loader would return them.
@@ -78,6 +79,11 @@ class Fetcher:
         if self._idle is not None:
             _end_workers(self._idle._iterator)
             self._idle = None  # a later run over the data starts new ones
+        self._wait_for_leaving()
+
+    def _wait_for_leaving(self) -> None:
+        while self._leaving:
+            _end_workers(self._leaving.pop())
 
     def _here(self, numbered: Iterator[IndexBatch], base: int) -> Items:
         # Synchronous, in this thread. Paddle uses a thread even without workers
@@ -87,7 +93,8 @@ class Fetcher:
         dataset = _BatchDataset(self._loader)
         to_tensors = tensors_at(self._loader.places[0])
         for taken, last in with_last(numbered):
-            rng.seed_all(rng.derive(base, taken.position))  # paddle draws on the device here
+            if not dataset.draws_nothing:
+                rng.seed_all(rng.derive(base, taken.position))  # paddle draws on the device here
             try:
                 batch = dataset.batch(taken.indices)
             except (Exception, SystemExit) as error:
@@ -107,11 +114,14 @@ class Fetcher:
         # paddle/io/dataloader/dataloader_iter.py, _DataLoaderIterMultiProcess.__init__.
         rng.seed_cpu(base)
         iterator = _started(loader)
+        self._wait_for_leaving()  # of the epoch before: they had the time of this start, too
         to_tensors = reader_tensors_at(loader.places[0])
         last = False
         try:
             for batch, (taken, last) in zip(iterator, returned, strict=False):
                 _raise_sent(batch, self._name)
+                if last and not self._loader._persistent_workers:
+                    _dismiss(iterator)  # they end beside the update: it takes some milliseconds
                 yield to_tensors(batch), taken, last
         except SystemError as error:
             _explain_dead_worker(error)  # before the others are ended
@@ -122,6 +132,8 @@ class Fetcher:
             # workers are ended.
             if last and self._loader._persistent_workers and self._idle is None:
                 self._idle = loader
+            elif last:
+                self._leaving.append(iterator)
             else:
                 _end_workers(iterator)
 
@@ -230,6 +242,7 @@ class _BatchDataset:
         tensors: Sequence[Any] = loader.dataset.tensors if at_once else ()
         # They may be arrays, too, of which the data set takes rows.
         self._tensors = tensors if all(isinstance(t, paddle.Tensor) for t in tensors) else ()
+        self.draws_nothing = at_once  # random numbers, whatever is asked for
 
     def __getitem__(self, key: tuple[int, IndexBatch]) -> Any:
         if self.failure is not None:
@@ -385,10 +398,16 @@ def _kill(pid: int, iterator: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
+def _dismiss(iterator: Any) -> None:
+    """Tells the workers of paddle's iterator to end, and waits for none. May be called twice."""
+    iterator._try_shutdown_all(0)  # seconds to wait for each
+
+
 def _end_workers(iterator: Any) -> None:
     """Ends the workers of paddle's iterator, and removes the batches that nobody has taken."""
-    iterator._try_shutdown_all(1)
+    _dismiss(iterator)
     for worker in iterator._workers:
+        worker.join(1)
         worker.kill()  # that one is still busy
         worker.join()
     remove_left_files()

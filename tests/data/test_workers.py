@@ -74,6 +74,16 @@ def test_the_random_states_are_set_once_for_a_batch(monkeypatch: pytest.MonkeyPa
     assert seeds[-4:] == [rng.derive(rng.derive(3, rng.SAMPLE, 2), at) for at in (0, 3, 6, 9)]
 
 
+def test_nothing_is_seeded_where_nothing_can_be_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+    monkeypatch.setattr(rng, "seed_cpu", seeds.append)
+    data = TensorDataset([paddle.arange(6)])
+    assert len(list(adapted(DataLoader(data, batch_size=2)).open(1))) == 3
+    assert seeds == []
+    assert len(list(adapted(DataLoader(data, batch_size=2, collate_fn=list)).open(1))) == 3
+    assert len(seeds) == 3
+
+
 # --- as paddle's loader ------------------------------------------------------------------------
 
 
@@ -207,6 +217,17 @@ def test_when_an_epoch_is_left_its_workers_end_with_what_they_made(dataset: Any)
     batches.close()
     assert not worker.is_alive()
     assert not glob.glob(f"/dev/shm/*_{worker.pid}_*")
+
+
+def test_workers_end_beside_the_update_of_their_last_batch() -> None:
+    before = {*multiprocessing.active_children()}
+    batches = adapted(loader(num_workers=2)).open(1)
+    while not batches.ended:
+        next(batches)
+    for worker in {*multiprocessing.active_children()} - before:
+        worker.join(20)
+        assert not worker.is_alive()
+    batches.close()
 
 
 @pytest.mark.parametrize("dataset", [Noisy(), Lines()], ids=["indices", "stream"])
