@@ -44,3 +44,8 @@ def logged(run: Path, last: float = math.inf) -> dict[str, Any]:
         for name, value in line.items()
         if "/" in name and not name.startswith("speed/")
     }
+
+
+def iteration_of(name: str) -> int:
+    """Returns the iteration in a name of `logged`."""
+    return int(name.rpartition(" at iteration ")[2].partition(" ")[0])

@@ -1,273 +1,161 @@
-"""Makes a run again from its records, and tells whether the bits are the same.
+"""Makes a run again from its records, in parts, and tells whether the bits are the same.
+
+A part begins at a checkpoint that is kept, or where the run began, and ends at a later one. By
+default all parts are made; --from and --to make one, --parts some of them at random. Each is
+trained by the run's command in another output, with the variables that the run has noted. Compared
+are all checkpoints that are kept on the way, each file of them, and every number logged but times
+and speeds. The words after -- are added to the command: -- --nprocs 1, say, with training.shares.
 
 Give it in the git repository of the run's code, or in a clone. The code is that of the run's commit
 with its changes, in a work tree of its own; what git does not know is linked or copied into it.
-Without git the files of the working directory are taken, if they are the run's. The run's command
-is given once more, with the variables that the run has noted and another output, and ends at an
-iteration: by default at that of the oldest checkpoint that is kept. Compared are each file of its
-checkpoint and every number logged until then but times and speeds. A run that was continued with
-other code, config or number of processes is made again up to there. The words after -- are added to
-the command: -- --nprocs 1, say, for a run with training.shares.
+Without git the files of the working directory are taken, if they are the run's. With --here the
+code and the packages of now are taken; what they log in addition is shown.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import datetime
-import importlib
-import json
-import os
-import shutil
-import subprocess
+import itertools
+import random
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from expbase.base.files import write_single_file
-from expbase.checkpoint import layout, storage
 from expbase.cli import count, report_user_errors
-from expbase.config import ConfigError, differences
-from expbase.experiment import ExperimentBase
-from expbase.ranks import collectives
-from expbase.record.git import top_of
-from expbase.record.sources import SOURCES, Code
-from expbase.tools import add_tool
-from expbase.tools.compare import files, logged, values
-from expbase.tools.process import ended_by_signals, kill, run_script
-from expbase.tools.runs import sessions
+from expbase.config import ConfigError
+from expbase.tools import add_tool, receipts
+from expbase.tools.commands import Commands
+from expbase.tools.making import Made, make
+from expbase.tools.parts import History, Part, history_of
+from expbase.tools.process import ended_by_signals
 
-PLAN = "EXPBASE_REPRODUCE"
-# The facts of a start that may explain a difference, likely causes first.
-_FACTS = (
-    *("experiment", "config", "sources", "loaders", "first_batch", "ranks", "device"),
-    *("environment", "python", "packages"),
-)
-
-
-@dataclass
-class Recorded:
-    """The records of a run up to an iteration."""
-
-    numbers: dict[str, Any]  # logged ones, by name and iteration
-    saved: dict[str, Any]  # checksums and values of the iteration's checkpoint; empty: none is kept
-    facts: dict[str, Any]  # that may explain a difference
+_SHOWN = 40  # numbers that the code of now has logged, and the run had not
 
 
 def add_parser(tools: Any) -> None:
-    codes = "0 reproduced, 1 not, 78 a mistake in what was given, 130 Ctrl-C, 143 SIGTERM"
+    codes = "0 the same, 1 not, 78 a mistake in what was given, 130 Ctrl-C, 143 SIGTERM"
     add = add_tool(tools, main, codes).add_argument
     add("run_dir", type=Path, metavar="RUN", help="the output directory of a run")
-    add("--iterations", type=count, metavar="N", help="how far (default: the oldest checkpoint)")
+    add("--from", dest="first", type=_from_zero, metavar="N", help="one part: its first state")
+    add("--to", dest="last", type=count, metavar="N", help="one part: its last iteration")
+    add("--parts", type=count, metavar="K", help="K parts at random")
+    add("--seed", type=_from_zero, metavar="N", help="which ones (default: another one each time)")
+    add("--jobs", type=count, default=1, metavar="N", help="make N parts at once (default: 1)")
+    add("--here", action="store_true", help="with the code and the packages of now")
+    add("--updates", action="store_true", help="print what each update has logged, and its samples")
     add("--python", default=sys.executable, metavar="PATH", help="the interpreter")
     add("--record", type=Path, metavar="FILE", help="write a receipt, as JSON")
+    add(
+        "--receipts", nargs="+", type=Path, metavar="FILE", help="only say what these show together"
+    )
+
+
+def _from_zero(text: str) -> int:
+    return count(text, least=0)
 
 
 def main(args: argparse.Namespace) -> int:
-    run: Path = args.run_dir
-    with (
-        report_user_errors("python -m expbase reproduce"),
-        ended_by_signals(),
-        tempfile.TemporaryDirectory(prefix="expbase-reproduce-") as folder,
-    ):
-        start, last, limit = _part(run, args.iterations)
-        # What follows a checkpoint is done by the start that continues it.
-        last_line = last - bool(limit)
-        then = _recorded(run, start, last, last_line)
-        if not (then.numbers or then.saved):
-            raise ConfigError(f"{run}: has no number and no checkpoint until iteration {last}.")
-        again = Path(folder, "run")
-        code = _train(args, start, last, again)
-        new_start = next((session.start for session in sessions(again)), start)
-        now = _recorded(again, new_start, last, last_line)
-    problem = _problem(then, now, code)
-    name = layout.name_of(last) if then.saved else "no checkpoint of it is kept"
-    result = f"{last} iterations, the same bits ({name}, {len(then.numbers)} logged numbers)"
-    result = f"NOT REPRODUCED: {problem}" if problem else f"reproduced: {result}"
-    known = [name for name in then.facts if name in now.facts]  # few if it did not begin
-    changed = differences(*({name: one.facts[name] for name in known} for one in (then, now)))
+    with report_user_errors("python -m expbase reproduce"):
+        history = history_of(args.run_dir)
+        if args.receipts:
+            problem, result = receipts.together(history, args.receipts)
+            print(result)
+            return int(bool(problem))
+        parts = _chosen(history, args)
+        with ended_by_signals(), tempfile.TemporaryDirectory(prefix="expbase-reproduce-") as folder:
+            made = _make_all(history, parts, args, Path(folder))
+    result = _result(history, made, args)
+    if args.record:
+        receipts.write(args.record, history, made, result)
+    print(result)
+    return int(any(one.problem for one in made))
+
+
+def _chosen(history: History, args: argparse.Namespace) -> list[Part]:
+    """Returns the parts that are to be made, in order."""
+    if args.first is not None or args.last is not None:
+        if args.parts:
+            raise ConfigError("--parts: given with --from or --to, which are one part.")
+        return [history.part(args.first, args.last)]
+    parts = history.parts()
+    if not args.parts or args.parts >= len(parts):
+        return parts
+    if args.seed is None:
+        args.seed = random.SystemRandom().randrange(10**6)
+    return sorted(random.Random(args.seed).sample(parts, args.parts))
+
+
+def _make_all(
+    history: History, parts: list[Part], args: argparse.Namespace, folder: Path
+) -> list[Made]:
+    """Makes parts again, some at once, and says what each has shown."""
+    made: list[Made] = []
+    commands = Commands(history.run, args, has_company=min(args.jobs, len(parts)) > 1)
+
+    def begin(part: Part) -> Made:
+        return make(history, part, commands, folder / str(part.first))
+
+    with ThreadPoolExecutor(args.jobs) as executor:
+        try:
+            for one in executor.map(begin, parts):
+                made.append(one)
+                _show(one, is_one_of_several=len(parts) > 1)
+        finally:
+            commands.end()
+            executor.shutdown(cancel_futures=True)
+    return made
+
+
+def _show(made: Made, *, is_one_of_several: bool) -> None:
+    """Prints what a part has shown."""
+    for line in made.updates:
+        print(line)
+    for name, number in itertools.islice(made.new.items(), _SHOWN):
+        print(f"new: {name}: {number}")
+    if len(made.new) > _SHOWN:
+        print(f"new: {len(made.new) - _SHOWN} further numbers, which --record writes")
+    if is_one_of_several:
+        print(f"{made.part}: {made.problem or f'the same bits ({_sizes([made])})'}", flush=True)
+
+
+def _result(history: History, made: list[Made], args: argparse.Namespace) -> str:
+    """Returns the last line: whether all is the same, and what was compared."""
+    yes, no = "reproduced", "NOT REPRODUCED"
+    if args.here:
+        yes, no = "the same by the code of now", "NOT THE SAME BY THE CODE OF NOW"
+    bad = [one for one in made if one.problem]
+    if bad:
+        result = f"{no}: {bad[0].part}: {bad[0].problem}"
+        result += f" ({len(bad)} of {len(made)} parts are not the same)" * (len(made) > 1)
+    else:
+        what = _what([one.part for one in made], history)
+        result = f"{yes}: {what}, the same bits ({_sizes(made)})"
+    if args.seed is not None and args.parts:
+        result += f"; --parts {args.parts} --seed {args.seed} takes these"
+    for option, digest in made[0].then.facts.get("began_from", {}).items():
+        result += f". It began from {option}, {digest}"
+    changed = {key: pair for one in (bad or made) for key, pair in one.changed.items()}
     if changed:
         words = ", ".join(f"{key}: {before} → {after}" for key, (before, after) in changed.items())
         result += f". Not as it was: {textwrap.shorten(words, 600)}"
-    result += limit
-    if args.record:
-        date = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-        receipt = {"result": result, "reproduced": not problem, "date": date, "run": str(run)}
-        receipt |= {"command": start["command"], "git": start["git"], "not as it was": changed}
-        receipt |= {"then": asdict(then), "now": asdict(now)}
-        write_single_file(args.record, [json.dumps(receipt, indent=1).encode()])
-    print(result)
-    return int(bool(problem))
+    return result
 
 
-def _part(run: Path, iterations: int | None) -> tuple[dict[str, Any], int, str]:
-    """Returns the start of a run, the iteration up to which it is made again, and why no further.
-
-    Raises:
-        ConfigError: It cannot be made again.
-    """
-    starts = [session.start for session in sessions(run) if session.start]
-    if not starts or not starts[0]["command"] or "script" not in starts[0]:
-        raise ConfigError(f"{run}: holds no run of a script, made by this version of expbase.")
-    # If several starts began at the beginning, the last one: the others had left no checkpoint.
-    start = min(reversed(starts), key=lambda one: one["iteration"])
-    saved = layout.listed(run / layout.FOLDER)
-    last = iterations or (saved and layout.iteration_of(saved[0])) or 0
-    made_by = ["config", "sources", "git"]
-    if not start["config"]["training.shares"]:
-        made_by.append("ranks")
-    for later in starts[starts.index(start) :]:
-        changed = differences(*({name: one[name] for name in made_by} for one in (start, later)))
-        if changed and later["iteration"] < last:
-            last = later["iteration"]
-            return start, last, f". From there on it was continued with other {', '.join(changed)}"
-    if last <= start["iteration"]:
-        raise ConfigError(f"{run}: holds no checkpoint; expected --iterations N, the last one.")
-    return start, last, ""
+def _what(parts: list[Part], history: History) -> str:
+    """Returns which iterations some parts are, in words."""
+    all_parts = history.parts() if history.kept else []
+    if parts == all_parts:
+        whole = Part(parts[0].first, parts[-1].last)
+        return str(whole) + f" in {len(parts)} parts" * (len(parts) > 1)
+    end = max([*history.kept, parts[-1].last])
+    return f"{', '.join(map(str, parts))} of {end}"
 
 
-def _recorded(run: Path, start: Mapping[str, Any], last: int, last_line: int) -> Recorded:
-    facts = {name: start[name] for name in _FACTS if name in start}
-    checkpoint = run / layout.FOLDER / layout.name_of(last)
-    saved: dict[str, Any] = {}
-    if checkpoint.exists():
-        facts["versions"] = storage.verify(checkpoint)["info"]["versions"]
-        saved = files(checkpoint) | values(checkpoint)
-        facts["checkpoint"] = saved.pop("environment")
-        # A checkpoint of a stop has none: the to-do list was done before.
-        del saved["loop"]["todo"]
-    return Recorded(logged(run, last_line), saved, facts)
-
-
-def _problem(then: Recorded, now: Recorded, code: int) -> str:
-    """Returns why a run is not reproduced; empty if it is."""
-    if then.facts["sources"] != now.facts["sources"]:
-        return "this is not the code of the run"
-    if code:
-        return f"the command ended with code {code}"
-    found = differences(then.numbers, now.numbers)
-    if then.saved:
-        found |= differences(then.saved, now.saved)
-    for key, (before, after) in found.items():
-        return f"{key} differs: {before} then, {after} now"
-    return ""
-
-
-# --- the code and the command ---------------------------------------------------------------
-
-
-def _git(folder: Path, *words: str) -> str:
-    """Returns the output of a git command; a ConfigError if it fails, with its errors above."""
-    command = ["git", "-C", str(folder), "-c", "core.hooksPath=/dev/null", *words]
-    result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if result.returncode:
-        raise ConfigError(f"{folder}: `git {' '.join(words)}` failed, as git says above.")
-    return result.stdout
-
-
-@contextlib.contextmanager
-def _code(run: Path, git: Mapping[str, Any], copy: Path) -> Iterator[Path]:
-    """Checks out the code of a run, with its changes, from the repository of the working directory.
-
-    Args:
-        run: The output directory of the run.
-        git: The record of its commit and changes.
-        copy: Where the code is put.
-
-    Yields:
-        The top of the work tree of now; if the run has no commit, the working directory.
-    """
-    here = Path.cwd()
-    top = top_of(here)
-    if not git.get("commit"):
-        yield here
-        return
-    if top is None:
-        raise ConfigError(f"{here}: in no git repository; expected one with {git['commit']}.")
-    try:
-        _git(top, "worktree", "add", "--detach", str(copy), git["commit"])
-        if state := git.get("state"):
-            _git(copy, "apply", str((run / SOURCES / f"{state}.diff").absolute()))
-        for name in _git(top, "ls-files", "-zox", "__pycache__", "--directory").split("\0"):
-            if not os.path.lexists(target := copy / name):
-                target.parent.mkdir(parents=True, exist_ok=True)
-                # Beside the file that a link leads to, a module would look for others.
-                (shutil.copy if target.suffix == ".py" else os.symlink)(top / name, target)
-        yield top
-    finally:
-        with contextlib.suppress(ConfigError):  # git says why
-            _git(top, "worktree", "remove", "-ff", str(copy))
-
-
-def _train(args: argparse.Namespace, start: Mapping[str, Any], last: int, output: Path) -> int:
-    """Runs the command again; returns its exit code, 0 if it has come to the last iteration."""
-    copy = output.with_name("code")
-    with _code(args.run_dir, start["git"], copy) as top:
-        words = [word.replace(f"{top}/", f"{copy}/") for word in start["command"]]
-        place = start["script"]
-        is_module = words[place - 1 : place] == ["-m"]
-        words.insert(place - is_module, __file__)
-        done = output.with_name("done")
-        plan = {"output": str(output), "last": last, "done": str(done), "sources": start["sources"]}
-        variables = {**start["environment"]}
-        variables.pop("CUDA_VISIBLE_DEVICES", None)  # of another machine, perhaps
-        process = subprocess.Popen(
-            [args.python, *words, *args.words],
-            cwd=Path.cwd() if start["directory"] is None else copy / start["directory"],
-            env={**os.environ, **variables, PLAN: json.dumps(plan)},
-            stdout=sys.stderr.fileno(),
-            start_new_session=True,
-        )
-        try:
-            code = process.wait()
-        finally:
-            kill(process)
-        return 0 if done.exists() else code
-
-
-# --- in the process that trains -------------------------------------------------------------
-
-
-class Reproduced(ExperimentBase):
-    """Trains into another directory, and ends all ranks when an iteration is done."""
-
-    def __init__(self, config: Mapping[str, Any], args: argparse.Namespace) -> None:
-        super().__init__(config, argparse.Namespace(**{**vars(args), "output": _plan()["output"]}))
-
-    def on_train_begin(self) -> None:
-        """Ends before the first batch if the code is not the run's."""
-        now = Code.of(type(self)).files  # with the files that were imported in setup
-        if any(now.get(name) != code for name, code in _plan()["sources"].items()):
-            self._leave()
-        super().on_train_begin()
-
-    def going_on(self) -> bool:
-        """Ends when the work after the last iteration is done; the end of the run is as always."""
-        last = _plan()["last"]
-        if self.iteration == last:
-            self.save()
-        is_going_on = super().going_on()
-        if is_going_on and self.iteration > last:
-            self.internals.wait_for_checkpoint()
-            self._leave()
-        return is_going_on
-
-    def _leave(self) -> None:
-        if self.rank == 0:
-            Path(_plan()["done"]).touch()
-        collectives.barrier("the end of what is reproduced")
-        os._exit(0)  # no event tells the experiment that it had finished
-
-
-def _plan() -> dict[str, Any]:
-    return dict(json.loads(os.environ[PLAN]))
-
-
-if __name__ == "__main__":
-    # By its full name, under which the processes of --nprocs can import the class, too.
-    module = importlib.import_module("expbase.tools.reproduce")
-    run_script(module.Reproduced, sys.argv[1:])
+def _sizes(made: list[Made]) -> str:
+    saved = [name for one in made for name in one.then.saved]
+    numbers = len({name for one in made for name in one.then.numbers})
+    named = saved[0] if len(saved) == 1 else f"{len(saved) or 'no'} checkpoints"
+    return f"{named}, {numbers} logged numbers"

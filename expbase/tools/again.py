@@ -1,0 +1,141 @@
+"""Trains a part of a run again, for `reproduce`, in a process of the run's own command.
+
+    python again.py train.py --output runs/a …
+    python again.py -m package.train --output runs/a …
+
+What it is to do is in the environment (PLAN), as JSON: `output` is the directory in the place of
+the command's; `last` is the iteration after which it ends, and `done` a file that is made then;
+`kept` are iterations whose checkpoints are looked at; `sources` are the checksums that the code
+must have, or null; `force` goes on under another config; `updates` asks for a line about each one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from expbase.checkpoint import layout
+from expbase.experiment import ExperimentBase
+from expbase.ranks import collectives
+from expbase.record.sources import Code
+from expbase.tools.compare import files, values
+from expbase.tools.process import run_script
+
+PLAN = "EXPBASE_REPRODUCE"
+
+
+class Update:
+    """What one update has read and logged."""
+
+    def __init__(self) -> None:
+        self.samples: list[Any] = []  # of each batch: indices in the data set; None: unknown
+        self.logged: dict[str, list[float]] = {}  # each number, by its name
+
+
+_under_way: list[Update] = []  # at most one; on the experiment it would be part of its state
+
+
+class Reproduced(ExperimentBase):
+    """Trains into another directory, and ends all ranks when an iteration is done."""
+
+    def __init__(self, config: Mapping[str, Any], args: argparse.Namespace) -> None:
+        plan = _plan()
+        options = {"output": plan["output"], "fresh": False}
+        if plan["force"]:
+            options["force"] = True
+        super().__init__(config, argparse.Namespace(**{**vars(args), **options}))
+
+    def on_train_begin(self) -> None:
+        """Ends before the first batch if the code is not the run's."""
+        now = Code.of(type(self)).files  # with the files that were imported in setup
+        sources = _plan()["sources"] or {}
+        if any(now.get(name) != code for name, code in sources.items()):
+            self._leave()
+        super().on_train_begin()
+
+    def going_on(self) -> bool:
+        """Ends when the work after the last iteration is done; the end of the run is as always."""
+        plan = _plan()
+        if self.iteration in plan["kept"]:
+            self.save()  # if it is not saved: the run's may be of a stop, or by the clock
+        is_going_on = super().going_on()
+        if is_going_on and self.iteration > plan["last"]:
+            self.internals.wait_for_checkpoint()
+            self._leave()
+        return is_going_on
+
+    def on_checkpoint_written(self, path: Path) -> None:
+        """Notes what is in a checkpoint that the run has kept; this one may be deleted soon."""
+        plan = _plan()
+        if layout.iteration_of(path) in plan["kept"]:
+            with saved_path(plan["output"]).open("a") as file:
+                file.write(f"{json.dumps({path.name: what_is_saved(path)})}\n")
+        super().on_checkpoint_written(path)
+
+    def _leave(self) -> None:
+        if self.rank == 0:
+            Path(_plan()["done"]).touch()
+        collectives.barrier("the end of what is reproduced")
+        os._exit(0)  # no event tells the experiment that it had finished
+
+    # --- a line about each update ------------------------------------------------------------
+
+    def train_batch(self) -> None:
+        """Makes an update, and writes its line if that is asked for."""
+        if not _plan()["updates"]:
+            return super().train_batch()
+        update = Update()
+        _under_way[:] = [update]
+        super().train_batch()
+        _under_way.clear()
+        line = {"iteration": self.iteration, "logged": update.logged, "samples": update.samples}
+        with updates_path(_plan()["output"], self.rank).open("a") as file:
+            file.write(f"{json.dumps(line, default=repr)}\n")
+
+    def read_batch(self) -> Any:
+        """Notes which samples an update has read."""
+        batch = super().read_batch()
+        for update in _under_way:
+            update.samples.append(self.internals.batch_indices)
+        return batch
+
+    def log(self, mapping: Any = None, /, *misplaced: Any, **scalars: Any) -> None:
+        """Notes what an update has logged."""
+        super().log(mapping, *misplaced, **scalars)
+        for update in _under_way:
+            for name, value in {**(mapping or {}), **scalars}.items():
+                update.logged.setdefault(name, []).append(float(value))
+
+
+def what_is_saved(checkpoint: Path) -> dict[str, Any]:
+    """Returns what is compared of a checkpoint: checksums of its files, and its values."""
+    saved = files(checkpoint) | values(checkpoint)
+    # One that is made at a stop has none: the to-do list was done before.
+    saved["loop"].pop("todo")
+    return saved
+
+
+def saved_path(output: str | Path) -> Path:
+    """Returns where is noted what was saved, beside the output directory."""
+    return Path(f"{output}.saved.jsonl")
+
+
+def updates_path(output: str | Path, rank: int) -> Path:
+    """Returns where a rank's lines about updates are, beside the output directory."""
+    return Path(f"{output}.updates.rank_{rank}.jsonl")
+
+
+def _plan() -> dict[str, Any]:
+    return dict(json.loads(os.environ[PLAN]))
+
+
+if __name__ == "__main__":
+    # By its full name, under which the processes of --nprocs can import the class, too.
+    module = importlib.import_module("expbase.tools.again")
+    run_script(module.Reproduced, sys.argv[1:])

@@ -1,0 +1,137 @@
+"""Runs the commands of a run again, with the code that it had, or with that of now."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from expbase.config import ConfigError
+from expbase.record.git import top_of
+from expbase.record.sources import SOURCES
+from expbase.tools import again
+from expbase.tools.parts import Facts, Leg
+from expbase.tools.process import kill
+
+_TAIL = 15  # lines of a log that are shown of a command that failed beside others
+
+
+class Commands:
+    """Runs the commands of a run again.
+
+    Args:
+        run: The output directory of the run.
+        args: Those of the tool.
+        has_company: Whether several run at once, so that their logs are kept apart.
+    """
+
+    def __init__(self, run: Path, args: argparse.Namespace, *, has_company: bool) -> None:
+        self.here: bool = args.here
+        self._run = run
+        self._args = args
+        self._has_company = has_company
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._has_ended = False
+        self._starting = threading.Lock()
+
+    def train(self, leg: Leg, output: Path, kept: list[int]) -> int:
+        """Trains a leg; returns the exit code, 0 if it has come to its last iteration."""
+        start = leg.start
+        with self._code(start["git"], output.with_name("code")) as (top, copy):
+            words = [word.replace(f"{top}/", f"{copy}/") for word in start["command"]]
+            place = start["script"]
+            is_module = words[place - 1 : place] == ["-m"]
+            words.insert(place - is_module, again.__file__)
+            done = output.with_name("done")
+            done.unlink(missing_ok=True)
+            plan = {"output": str(output), "last": leg.last, "done": str(done), "kept": kept}
+            plan |= {"sources": None if self.here else start["sources"]}
+            plan |= {"force": self.here, "updates": self._args.updates}
+            variables = {**start["environment"]}
+            variables.pop("CUDA_VISIBLE_DEVICES", None)  # of another machine, perhaps
+            code = self._call(
+                [self._args.python, *words, *self._args.words],
+                Path.cwd() if start["directory"] is None else copy / start["directory"],
+                {**os.environ, **variables, again.PLAN: json.dumps(plan)},
+                output.with_name("log"),
+            )
+        return 0 if done.exists() else code
+
+    def _call(self, command: list[str], cwd: Path, environment: Facts, log: Path) -> int:
+        """Returns the exit code of a command."""
+        with contextlib.ExitStack() as stack:
+            err = stack.enter_context(log.open("wb")) if self._has_company else sys.stderr
+            with self._starting:
+                if self._has_ended:
+                    return 1
+                process = subprocess.Popen(
+                    command, cwd=cwd, env=environment, stdout=err.fileno(), stderr=err.fileno(),
+                    start_new_session=True,
+                )  # fmt: skip
+                self._processes.append(process)
+            try:
+                code = process.wait()
+            finally:
+                kill(process)
+        if code and self._has_company:
+            lines = log.read_text(errors="replace").splitlines()[-_TAIL:]
+            print("\n".join(lines), file=sys.stderr, flush=True)
+        return code
+
+    def end(self) -> None:
+        """Ends all processes, and begins no more."""
+        with self._starting:
+            self._has_ended = True
+            for process in self._processes:
+                kill(process)
+
+    @contextlib.contextmanager
+    def _code(self, git: Facts, copy: Path) -> Iterator[tuple[Path, Path]]:
+        """Checks out the code of a start, with its changes, from the repository of where we are.
+
+        Args:
+            git: The record of its commit and changes.
+            copy: Where the code is put.
+
+        Yields:
+            The top of the work tree of now, and that of the code: the same without a commit, or if
+            it is the code of now that is wanted.
+        """
+        here = Path.cwd()
+        top = top_of(here)
+        if not git.get("commit") or self.here:
+            yield (top or here,) * 2
+            return
+        if top is None:
+            raise ConfigError(f"{here}: in no git repository; expected one with {git['commit']}.")
+        try:
+            with self._starting:  # git has a lock of its own, and does not wait for it
+                _git(top, "worktree", "add", "--detach", str(copy), git["commit"])
+            if state := git.get("state"):
+                diff = self._run / SOURCES / f"{state}.diff"
+                _git(copy, "apply", str(diff.absolute()))
+            for name in _git(top, "ls-files", "-zox", "__pycache__", "--directory").split("\0"):
+                if not os.path.lexists(target := copy / name):
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    # Beside the file that a link leads to, a module would look for others.
+                    (shutil.copy if target.suffix == ".py" else os.symlink)(top / name, target)
+            yield top, copy
+        finally:
+            with contextlib.suppress(ConfigError), self._starting:  # git says why
+                _git(top, "worktree", "remove", "-ff", str(copy))
+
+
+def _git(folder: Path, *words: str) -> str:
+    """Returns the output of a git command; a ConfigError if it fails, with its errors above."""
+    command = ["git", "-C", str(folder), "-c", "core.hooksPath=/dev/null", *words]
+    result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if result.returncode:
+        raise ConfigError(f"{folder}: `git {' '.join(words)}` failed, as git says above.")
+    return result.stdout

@@ -1,0 +1,120 @@
+"""The parts in which a run can be made again, from its records. A part begins at a checkpoint that
+is kept, or where the run began, and ends at a later iteration.
+
+history = history_of(run)
+history.parts()                  # between neighbours among the checkpoints
+history.part(300, 420)           # from one of them to any later iteration
+history.legs(part)               # the starts that have trained it, with their code and config
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from expbase.checkpoint import layout
+from expbase.config import ConfigError, differences
+from expbase.tools.runs import metric_lines, sessions
+
+Facts = Mapping[str, Any]  # the record of a start in the ledger
+
+
+class Part(NamedTuple):
+    """Iterations of a run: those after `first`, and `last` is one of them."""
+
+    first: int  # at whose state it begins
+    last: int
+
+    def __str__(self) -> str:
+        return f"iterations {self.first + 1} to {self.last}"
+
+
+class Leg(NamedTuple):
+    """Iterations that are trained by one command."""
+
+    start: Facts
+    last: int
+
+
+@dataclass(frozen=True)
+class History:
+    """What has trained a run."""
+
+    run: Path
+    starts: Sequence[Facts]  # that have trained what it holds, in order
+    kept: list[int]  # the iterations of its checkpoints, in order
+
+    @property
+    def first(self) -> int:
+        """The iteration at whose state the run began: 0, or that of another run's checkpoint."""
+        return int(self.starts[0]["iteration"])
+
+    def parts(self) -> list[Part]:
+        """Returns the parts between neighbours; a ConfigError if no checkpoint is kept."""
+        if not self.kept:
+            raise ConfigError(f"{self.run}: holds no checkpoint; expected --to N, the last one.")
+        return [Part(*pair) for pair in zip([self.first, *self.kept], self.kept, strict=False)]
+
+    def part(self, first: int | None, last: int | None) -> Part:
+        """Returns one part, by default from the beginning, and to the newest checkpoint.
+
+        Raises:
+            ConfigError: It begins or ends where none can.
+        """
+        begin = self.first if first is None else first
+        if begin not in (self.first, *self.kept):
+            there = ", ".join(map(str, [self.first, *self.kept]))
+            raise ConfigError(
+                f"{self.run}: --from {begin} given, and the state of that iteration is not kept; "
+                f"expected one of {there}."
+            )
+        if last is None:
+            last = self.parts()[-1].last
+        reached = max([*self.kept, *(line["iteration"] for line in metric_lines(self.run))])
+        if not begin < last <= reached:
+            raise ConfigError(
+                f"{self.run}: --to {last} given; expected {begin + 1} to {reached}, the last "
+                "iteration of which there is a checkpoint or a line."
+            )
+        return Part(begin, last)
+
+    def legs(self, part: Part) -> list[Leg]:
+        """Returns how a part was trained: a run may be continued with other code or config."""
+        legs = [Leg(self.maker(part.first + 1), part.last)]
+        for iteration in sorted({start["iteration"] for start in self.starts}):
+            if part.first < iteration < part.last and self.has_changed_at(iteration):
+                legs[-1] = legs[-1]._replace(last=iteration)
+                legs.append(Leg(self.maker(iteration + 1), part.last))
+        return legs
+
+    def maker(self, iteration: int) -> Facts:
+        """Returns the start that has made an iteration: the last one that began before it."""
+        return [start for start in self.starts if start["iteration"] < iteration][-1]
+
+    def has_changed_at(self, iteration: int) -> bool:
+        """Returns whether other code, config or (without shares) ranks have trained from there."""
+        before, after = self.maker(iteration), self.maker(iteration + 1)
+        made_by = ["config", "sources", "git"]
+        if not before["config"]["training.shares"]:
+            made_by.append("ranks")
+        return bool(
+            differences(*({name: one[name] for name in made_by} for one in (before, after)))
+        )
+
+
+def history_of(run: Path) -> History:
+    """Reads what has trained a run.
+
+    Raises:
+        ConfigError: It cannot be made again.
+    """
+    starts = [session.start for session in sessions(run) if session.start]
+    if not starts or not starts[0]["command"] or "script" not in starts[0]:
+        raise ConfigError(f"{run}: holds no run of a script, made by this version of expbase.")
+    # If several starts began at the beginning, the last one: the others had left no checkpoint.
+    first = min(reversed(starts), key=lambda one: one["iteration"])
+    starts = starts[starts.index(first) :]
+    saved = [layout.iteration_of(path) or 0 for path in layout.listed(run / layout.FOLDER)]
+    return History(run, starts, [one for one in saved if one > first["iteration"]])
