@@ -4,9 +4,10 @@
     python again.py -m package.train --output runs/a …
 
 What it is to do is in the environment (PLAN), as JSON: `output` is the directory in the place of
-the command's; `last` is the iteration after which it ends, and `done` a file that is made then;
-`kept` are iterations whose checkpoints are looked at; `sources` are the checksums that the code
-must have, or null; `force` goes on under another config; `updates` asks for a line about each one.
+the command's; `last` is the iteration after which it ends, and writes into the file `done` why it
+has not come there, or nothing; `kept` are iterations whose checkpoints are looked at; `sources` are
+the checksums that the code must have, or null; `force` goes on under another config; `updates` asks
+for a line about each update.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Reproduced(ExperimentBase):
         now = Code.of(type(self)).files  # with the files that were imported in setup
         sources = _plan()["sources"] or {}
         if any(now.get(name) != code for name, code in sources.items()):
-            self._leave()
+            self._leave("this is not the code of the run")
         super().on_train_begin()
 
     def going_on(self) -> bool:
@@ -78,9 +79,9 @@ class Reproduced(ExperimentBase):
                 file.write(f"{json.dumps({path.name: what_is_saved(path)})}\n")
         super().on_checkpoint_written(path)
 
-    def _leave(self) -> None:
+    def _leave(self, problem: str = "") -> None:
         if self.rank == 0:
-            Path(_plan()["done"]).touch()
+            Path(_plan()["done"]).write_text(problem)
         collectives.barrier("the end of what is reproduced")
         os._exit(0)  # no event tells the experiment that it had finished
 

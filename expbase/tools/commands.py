@@ -41,8 +41,8 @@ class Commands:
         self._has_ended = False
         self._starting = threading.Lock()
 
-    def train(self, leg: Leg, output: Path, kept: list[int]) -> int:
-        """Trains a leg; returns the exit code, 0 if it has come to its last iteration."""
+    def train(self, leg: Leg, output: Path, kept: list[int]) -> str:
+        """Trains a leg; returns why it has not come to its last iteration, or to the run's end."""
         start = leg.start
         with self._code(start["git"], output.with_name("code")) as (top, copy):
             words = [word.replace(f"{top}/", f"{copy}/") for word in start["command"]]
@@ -62,7 +62,9 @@ class Commands:
                 {**os.environ, **variables, again.PLAN: json.dumps(plan)},
                 output.with_name("log"),
             )
-        return 0 if done.exists() else code
+        if done.exists():
+            return done.read_text()
+        return f"the command ended with code {code}" if code else ""
 
     def _call(self, command: list[str], cwd: Path, environment: Facts, log: Path) -> int:
         """Returns the exit code of a command."""
@@ -73,7 +75,7 @@ class Commands:
                     return 1
                 process = subprocess.Popen(
                     command, cwd=cwd, env=environment, stdout=err.fileno(), stderr=err.fileno(),
-                    start_new_session=True,
+                    start_new_session=not self.here,  # else breakpoint() could not ask
                 )  # fmt: skip
                 self._processes.append(process)
             try:

@@ -70,9 +70,9 @@ def make(history: History, part: Part, commands: Commands, folder: Path) -> Made
         return made
     before = logged(output)  # of the run itself
     legs = history.legs(part)
-    code = 0
+    problem = ""
     for leg in legs:
-        code = code or commands.train(leg, output, [*_kept(history, part), leg.last])
+        problem = problem or commands.train(leg, output, [*_kept(history, part), leg.last])
     now.saved = {n: s for line in json_lines(again.saved_path(output)) for n, s in line.items()}
     now.saved = {name: saved for name, saved in now.saved.items() if name in then.saved}
     _note_facts(made, legs, [session.start for session in sessions(output)])
@@ -80,8 +80,9 @@ def make(history: History, part: Part, commands: Commands, folder: Path) -> Made
     then.numbers = _of_part(history, part, logged(history.run), found)
     now.numbers = _of_part(history, part, found, found.keys() - before.keys())
     if commands.here:
-        made.new = {name: now.numbers.pop(name) for name in now.numbers.keys() - then.numbers}
-    made.problem = _problem(made, code, here=commands.here)
+        made.new = {name: now.numbers[name] for name in now.numbers if name not in then.numbers}
+        now.numbers = {name: now.numbers[name] for name in now.numbers if name in then.numbers}
+    made.problem = problem or _difference(made, here=commands.here)
     made.updates = _updates(output)
     return made
 
@@ -164,21 +165,19 @@ def _of_part(
     return {name: number for name, number in numbers.items() if name in inner}
 
 
-def _problem(made: Made, code: int, *, here: bool) -> str:
-    """Returns why a part is not the same; empty if it is."""
+def _difference(made: Made, *, here: bool) -> str:
+    """Returns the first difference, by its iteration; empty if there is none."""
     then, now = made.then, made.now
     if not (then.numbers or then.saved):
         raise ConfigError(f"{made.part}: the run has no number of them, and no checkpoint.")
-    if not here and then.facts.get("sources") != now.facts.get("sources"):
-        return "this is not the code of the run"
-    if code:
-        return f"the command ended with code {code}"
     found = [
         (iteration_of(n), n, pair) for n, pair in differences(then.numbers, now.numbers).items()
     ]
     for name, saved in then.saved.items():
         at = layout.iteration_of(Path(name)) or 0
-        for key, pair in differences(saved, now.saved.get(name, {})).items():
+        if name not in now.saved:
+            found.append((at, name, ("kept", "not made")))
+        for key, pair in differences(saved, now.saved.get(name, saved)).items():
             is_new = here and pair[0] is None  # what is logged more, and who listens
             found += [] if is_new else [(at, f"{key} of {name}", pair)]
     for _, name, (before, after) in sorted(found, key=lambda one: one[0])[:1]:

@@ -72,7 +72,10 @@ class History:
             )
         if last is None:
             last = self.parts()[-1].last
-        reached = max([*self.kept, *(line["iteration"] for line in metric_lines(self.run))])
+        lines = (line["iteration"] for line in metric_lines(self.run))
+        reached = max([self.first, *self.kept, *lines])
+        if reached == self.first:
+            raise ConfigError(f"{self.run}: has no line and no checkpoint of an iteration.")
         if not begin < last <= reached:
             raise ConfigError(
                 f"{self.run}: --to {last} given; expected {begin + 1} to {reached}, the last "

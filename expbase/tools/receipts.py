@@ -70,7 +70,7 @@ def together(history: History, paths: Sequence[Path]) -> tuple[str, str]:
         problem = f"no receipt of the iterations from {reached + 1} on, of {end}"
     if problem:
         return problem, f"NOT REPRODUCED: {problem}"
-    what = f"{Part(history.first, end)} in {len(parts)} parts, by {len(paths)} receipt{'s' * (len(paths) > 1)}"
+    what = f"{Part(history.first, end)}, by the receipts of {len(parts)} parts"
     sizes = f"{len(history.kept)} checkpoints, {len(numbers)} logged numbers"
     return "", f"reproduced: {what}, the same bits ({sizes})"
 

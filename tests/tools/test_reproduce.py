@@ -20,7 +20,8 @@ from repository import GIT, commit, git, new_repository
 from tiny import PYTHONPATH, ledger
 
 from expbase.__main__ import main
-from expbase.checkpoint import storage
+from expbase.checkpoint import layout
+from expbase.tools.parts import Part
 
 SCRIPT = """
 import nets  # beside it
@@ -50,7 +51,13 @@ class Experiment(Helped):
 if __name__ == "__main__":
     main(Experiment)
 """
-SAME = "reproduced: 4 iterations, the same bits (step-00000004, "
+# Three checkpoints are kept, of iterations 4, 6 and 7. Logged are loss, scale and learning rate of
+# seven lines, and three validations, in two files.
+WHOLE = "reproduced: iterations 1 to 7 in 3 parts, the same bits (3 checkpoints, 27 logged numbers)"
+ONE = "reproduced: iterations 1 to 7 of 7, the same bits (3 checkpoints, 27 logged numbers)"
+TO_THE_END = ("--to", "7")  # at once
+NO_MORE = "NOT REPRODUCED: iterations 1 to 7: "
+OTHER_CODE = f"{NO_MORE}this is not the code of the run"
 Capture = pytest.CaptureFixture[str]
 
 
@@ -112,8 +119,10 @@ def shape(said: str) -> str:
     return re.sub(r"\d[\d.e-]*", "0", said).strip()
 
 
-YES = "reproduced: 0 iterations, the same bits (step-0, 0 logged numbers)"
-NO = "NOT REPRODUCED: train/loss at iteration 0 differs: 0 then, 0 now. Not as it was: "
+PART = "iterations 0 to 0: "
+YES = f"{PART}the same bits (step-0, 0 logged numbers)\n" * 3
+YES += "reproduced: iterations 0 to 0 in 0 parts, the same bits (0 checkpoints, 0 logged numbers)"
+NO = f"NOT REPRODUCED: {PART}train/loss at iteration 0 differs: 0 then, 0 now. Not as it was: "
 NO += "config.optim.lr: 0 → 0"
 
 
@@ -150,26 +159,31 @@ def test_a_run_whose_checkout_was_dirty_and_has_changed_since_is_reproduced_besi
     moved = run.rename(tmp_path / "moved")
     monkeypatch.chdir(top)
     before = tree(top)
-    said = reproduced(capfd, str(moved), "--record", str(tmp_path / "receipt.json"), code=0)
-    assert said.startswith(SAME)
-    assert "Not as it was" not in said
-    assert tree(top) == before
+    words = ["--record", str(tmp_path / "receipt.json"), "--jobs", "2"]
+    said = reproduced(capfd, str(moved), *words, code=0).splitlines()
+    assert said[-1] == WHOLE
+    (folder / "data/ended.txt").write_text("x")  # which is linked, and its last part has ended
+    assert {*tree(top)} == {*before}
+    assert all(tree(top)[path][0] == before[path][0] for path in before)
     assert len(git(top, "worktree", "list").splitlines()) == 1
     receipt = json.loads((tmp_path / "receipt.json").read_text())
-    assert receipt["result"] == said.strip()
+    assert receipt["result"] == WHOLE
     assert receipt["reproduced"] is True
     assert receipt["git"]["commit"] == git(top, "rev-parse", "HEAD~")
-    assert receipt["then"]["numbers"]["train/scale at iteration 2"] == 24
-    assert receipt["then"] == receipt["now"]
-    assert receipt["now"]["saved"]["model.safetensors"].startswith("sha256 ")
-    assert receipt["now"]["facts"]["loaders"] == {
+    assert [(part["first"], part["last"]) for part in receipt["parts"]] == [(0, 4), (4, 6), (6, 7)]
+    part = receipt["parts"][0]
+    assert part["then"]["numbers"]["train/scale at iteration 2"] == 24
+    assert part["then"] == part["now"]
+    saved = part["now"]["saved"]["step-00000004"]
+    assert saved["model.safetensors"].startswith("sha256 ")
+    assert part["now"]["facts"]["loaders"] == {
         "self.train_loader": "10 batches",
         "self.valid_loader": "10 samples",
     }
-    assert len(receipt["now"]["facts"]["first_batch"]) == 8
+    assert len(part["now"]["facts"]["first_batch"]) == 8
     (folder / "nets.py").write_text("SCALE = 5\n")
-    said = reproduced(capfd, str(moved), code=1)
-    assert said.startswith("NOT REPRODUCED: this is not the code of the run. Not as it was: sou")
+    said = reproduced(capfd, str(moved), *TO_THE_END, code=1)
+    assert said.startswith(f"{OTHER_CODE}. Not as it was: sources")
     assert "sources.nets.py: " in said
 
 
@@ -188,16 +202,19 @@ def test_a_run_of_another_commit_needs_a_repository_that_has_it(
 
 
 def test_without_git_the_files_of_now_must_be_the_run_s(copied: Path, capfd: Capture) -> None:
-    assert reproduced(capfd, "runs/a", code=0).startswith(SAME)
+    assert reproduced(capfd, "runs/a", "--to", "6", code=0).startswith(
+        ONE.replace("7 of", "6 of")[:32]
+    )
     assert (copied / "data/ended.txt").read_text() == "x"  # of the run: nothing had ended here
     (copied / "nets.py").write_text("SCALE = 2\n")
-    said = reproduced(capfd, "runs/a", "--record", "receipt.json", code=1)
-    assert said.startswith("NOT REPRODUCED: this is not the code of the run. Not as it was: sou")
+    said = reproduced(capfd, "runs/a", *TO_THE_END, "--record", "receipt.json", code=1)
+    assert said.startswith(f"{OTHER_CODE}. Not as it was: sources.nets.py")
     assert "train.py" not in said
     receipt = json.loads((copied / "receipt.json").read_text())
     assert receipt["reproduced"] is False
-    assert next(iter(receipt["not as it was"])) == "sources.nets.py"
-    assert receipt["now"]["numbers"] == {}  # nothing was trained
+    (part,) = receipt["parts"]
+    assert [*part["not as it was"]] == ["sources.nets.py"]
+    assert part["now"]["numbers"] == {}  # nothing was trained
 
 
 @pytest.mark.parametrize("page", PAIRS["reproduce"])
@@ -218,22 +235,79 @@ def test_a_run_of_a_module_is_reproduced_as_one(
     run = train(folder, *words, script=["-m", "package.train"])
     assert ledger(run)[0]["command"][:2] == ["-m", "package.train"]
     monkeypatch.chdir(folder)
-    assert reproduced(capfd, "runs/a", code=0).startswith(SAME)
+    assert reproduced(capfd, "runs/a", *TO_THE_END, code=0).strip() == ONE
 
 
-def test_to_its_end_all_that_was_logged_and_saved_is_compared(copied: Path, capfd: Capture) -> None:
-    said = reproduced(capfd, "runs/a", "--iterations", "7", code=0)
-    # Loss, scale and learning rate of seven lines; three validations, in two files.
-    assert said == "reproduced: 7 iterations, the same bits (step-00000007, 27 logged numbers)\n"
+def test_all_that_was_logged_and_saved_is_compared_in_parts(copied: Path, capfd: Capture) -> None:
+    said = reproduced(capfd, "runs/a", code=0)
+    assert said.splitlines()[-1] == WHOLE
     assert shape(said) == YES
-    assert (copied / "data/ended.txt").read_text() == "xx"
+    assert (copied / "data/ended.txt").read_text() == "xx"  # by the last part
 
 
-def test_an_iteration_without_a_checkpoint_is_compared_by_its_numbers(
+def test_a_part_ends_at_any_iteration_and_begins_at_a_checkpoint(
     copied: Path, capfd: Capture
 ) -> None:
-    said = reproduced(capfd, "runs/a", "--iterations", "3", code=0)
-    assert said.startswith("reproduced: 3 iterations, the same bits (no checkpoint of it is kept, ")
+    said = reproduced(capfd, "runs/a", "--from", "4", "--to", "5", "--updates", code=0)
+    updates, result = said.splitlines()
+    assert updates.startswith("[5] loss=")
+    assert re.search(r" scale=2 samples \d+(,\d+)*$", updates)
+    numbers = "the same bits (no checkpoints, 3 logged numbers)\n"
+    assert result + "\n" == f"reproduced: iterations 5 to 5 of 7, {numbers}"
+    said = reproduced(capfd, "runs/a", "--from", "5", code=78)
+    assert "--from 5 given, and the state of that iteration is not kept; expected one of" in said
+    assert said.endswith("one of 0, 4, 6, 7.")
+    assert "expected 1 to 7" in reproduced(capfd, "runs/a", "--to", "8", code=78)
+    assert "are one part" in reproduced(capfd, "runs/a", "--to", "7", "--parts", "2", code=78)
+
+
+def test_some_parts_are_taken_at_random_and_receipts_of_all_show_the_whole(
+    copied: Path, capfd: Capture
+) -> None:
+    words = ["--parts", "2", "--seed", "3", "--record", "two.json"]
+    said = reproduced(capfd, "runs/a", *words, code=0)
+    assert said.endswith(" --parts 2 --seed 3 takes these\n")
+    parts = [
+        Part(one["first"], one["last"]) for one in json.loads(Path("two.json").read_text())["parts"]
+    ]
+    (missing,) = {Part(0, 4), Part(4, 6), Part(6, 7)} - {*parts}
+    said = reproduced(capfd, "runs/a", "--receipts", "two.json", code=1)
+    assert said.startswith(
+        f"NOT REPRODUCED: no receipt of the iterations from {missing.first + 1} on"
+    )
+    words = ["--from", str(missing.first), "--to", str(missing.last), "--record", "one.json"]
+    reproduced(capfd, "runs/a", *words, code=0)
+    said = reproduced(capfd, "runs/a", "--receipts", "two.json", "one.json", code=0)
+    assert said.strip() == WHOLE.replace(" in 3 parts", ", by the receipts of 3 parts")
+    shutil.copytree(
+        "runs/a/checkpoints/step-00000004", "runs/a/checkpoints/step-00000006", dirs_exist_ok=True
+    )
+    said = reproduced(capfd, "runs/a", "--receipts", "two.json", "one.json", code=1)
+    assert "the run has another step-00000006 than the one that was compared" in said
+    assert "is no receipt" in reproduced(capfd, "runs/a", "--receipts", "train.py", code=78)
+
+
+# --- by the code of now ----------------------------------------------------------------------
+
+
+def test_the_code_of_now_is_the_same_if_it_computes_the_same_and_may_log_more(
+    copied: Path, capfd: Capture
+) -> None:
+    text = SCRIPT.replace("super().train_batch()", "super().train_batch(); self.log(more=1)")
+    (copied / "train.py").write_text(
+        text.replace("self.log(scale=", "# As well.\n        self.log(scale=")
+    )
+    said = reproduced(capfd, "runs/a", *TO_THE_END, "--here", "--record", "receipt.json", code=0)
+    *new, result = said.splitlines()
+    assert new == [f"new: train/more at iteration {at}: 1.0" for at in range(1, 8)]
+    assert result.startswith(ONE.replace("reproduced", "the same by the code of now"))
+    assert ". Not as it was: sources.train.py: " in result
+    (part,) = json.loads((copied / "receipt.json").read_text())["parts"]
+    assert part["new"]["train/more at iteration 3"] == 1
+    (copied / "nets.py").write_text("SCALE = 3\n")
+    said = reproduced(capfd, "runs/a", "--from", "6", "--here", code=1)
+    no = "NOT THE SAME BY THE CODE OF NOW: iterations 7 to 7: train/scale at iteration 7 differs: "
+    assert said.splitlines()[-1].startswith(no)
 
 
 def test_a_run_of_two_processes_is_reproduced_and_with_shares_on_one(
@@ -242,16 +316,17 @@ def test_a_run_of_two_processes_is_reproduced_and_with_shares_on_one(
     folder = new_project(tmp_path / "project")
     monkeypatch.chdir(folder)
     train(folder, "--nprocs=2", "training.shares=2")
-    assert reproduced(capfd, "runs/a", code=0).startswith(SAME)
-    said = reproduced(capfd, "runs/a", "--", "--nprocs=1", code=0)
-    assert said.startswith(SAME)
-    assert ", ranks: 2 → 1" in said
+    said = reproduced(capfd, "runs/a", "--from", "4", "--updates", code=0)
+    assert [line.count("samples") for line in said.splitlines()] == [2, 2, 2, 0]
+    said = reproduced(capfd, "runs/a", *TO_THE_END, "--", "--nprocs=1", code=0)
+    assert said.startswith(f"{ONE[:36]}")
+    assert "ranks: 2 → 1" in said
 
 
 # --- a run of several starts -----------------------------------------------------------------
 
 
-def test_a_run_that_was_killed_and_continued_is_reproduced_from_its_first_start(
+def test_a_run_that_was_killed_and_continued_otherwise_is_reproduced_start_by_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
 ) -> None:
     folder = new_project(tmp_path / "project")
@@ -266,12 +341,12 @@ def test_a_run_that_was_killed_and_continued_is_reproduced_from_its_first_start(
     train(folder, code=-9)
     (folder / "end").unlink()
     train(folder)
-    assert reproduced(capfd, "runs/a", code=0).startswith(SAME)
-    train(folder, "training.max_iteration=9", "training.keep_last=1")
-    said = reproduced(capfd, "runs/a", "--iterations", "9", code=0)
-    assert said.startswith("reproduced: 7 iterations, the same bits (no checkpoint of it is kept")
-    ended = "From there on it was continued with other config.training.max_iteration, "
-    assert said.strip().endswith(f". {ended}config.training.keep_last")
+    train(folder, "training.max_iteration=9", "training.keep_last=2")
+    said = reproduced(capfd, "runs/a", code=0)
+    # The second part begins with the code and config of one start, and ends with those of another.
+    assert [path.name[-1] for path in layout.listed(folder / "runs/a/checkpoints")] == ["8", "9"]
+    numbers = "the same bits (2 checkpoints, 33 logged numbers)"
+    assert said.splitlines()[-1] == f"reproduced: iterations 1 to 9 in 2 parts, {numbers}"
 
 
 # --- what is not the same --------------------------------------------------------------------
@@ -282,48 +357,64 @@ def test_the_first_difference_is_told_with_its_iteration(copied: Path, capfd: Ca
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     lines[1]["train/loss"] += 0.25
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    said = reproduced(capfd, "runs/a", code=1)
-    assert said.startswith("NOT REPRODUCED: train/loss at iteration 2 differs: ")
-    assert said.endswith(" now\n")
+    said = reproduced(capfd, "runs/a", code=1).splitlines()
+    assert said[0].startswith(
+        f"{PART.replace(' 0 ', ' 1 ').replace('0:', '4:')}train/loss at iteration 2 "
+    )
+    assert said[1].startswith("iterations 5 to 6: the same bits (step-00000006, ")
+    assert said[-1].startswith(
+        "NOT REPRODUCED: iterations 1 to 4: train/loss at iteration 2 differs: "
+    )
+    assert said[-1].endswith(" now (1 of 3 parts are not the same)")
+
+
+def test_each_checkpoint_that_is_kept_is_compared(copied: Path, capfd: Capture) -> None:
+    train(copied, "--output=runs/b", "training.seed=1")
+    for name in ("step-00000006", "step-00000007"):
+        kept = copied / "runs/a/checkpoints" / name
+        aside = kept.rename(copied / name)
+        shutil.copytree(copied / "runs/b/checkpoints" / name, kept)
+        said = reproduced(capfd, "runs/a", code=1).splitlines()
+        assert said[-1].startswith(f"NOT REPRODUCED: iterations {5 if '6' in name else 7} to ")
+        shutil.rmtree(kept)
+        aside.rename(kept)
+    with open(copied / "runs/a/checkpoints/step-00000006/model.safetensors", "r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"?")
+    said = reproduced(capfd, "runs/a", *TO_THE_END, code=1)
+    assert "step-00000006/model.safetensors: its content has changed since it was written." in said
 
 
 def test_other_data_are_told_beside_the_difference(copied: Path, capfd: Capture) -> None:
     change(copied / "runs/a", "data", lambda record: record.update(first_batch="00000000"))
     (copied / "data/scale.txt").write_text("3")
-    said = reproduced(capfd, "runs/a", code=1)
-    assert said.startswith("NOT REPRODUCED: train/scale at iteration 1 differs: 2.0 then, 3.0 now")
+    said = reproduced(capfd, "runs/a", *TO_THE_END, code=1)
+    assert said.startswith(f"{NO_MORE}train/scale at iteration 1 differs: 2.0 then, 3.0 now")
     assert ". Not as it was: first_batch: 00000000 → " in said
 
 
-def test_another_version_of_paddle_is_told_though_the_bits_are_the_same(
-    copied: Path, capfd: Capture
-) -> None:
-    checkpoint = copied / "runs/a/checkpoints/step-00000004"
-    manifest = storage.read_manifest(checkpoint)
-    manifest["info"]["versions"] = "paddle 2.9"
-    parts = [manifest[part] for part in ("iteration", "files", "info")]
-    (checkpoint / "manifest.json").write_bytes(storage._manifest_bytes(*parts))
-    said = reproduced(capfd, "runs/a", code=0)
-    assert said.startswith(SAME)
-    assert ". Not as it was: versions: paddle 2.9 → expbase" in said
+def test_another_version_is_told_though_the_bits_are_the_same(copied: Path, capfd: Capture) -> None:
+    change(copied / "runs/a", "start", lambda one: one["packages"].update(numpy="0.1"))
+    said = reproduced(capfd, "runs/a", *TO_THE_END, code=0)
+    assert said.startswith(f"{ONE}. Not as it was: packages.numpy: 0.1 → ")
 
 
 def test_a_command_that_fails_is_told_with_its_code(copied: Path, capfd: Capture) -> None:
     (copied / "data/scale.txt").unlink()
-    said = reproduced(capfd, "runs/a", code=1)
-    assert said.startswith("NOT REPRODUCED: the command ended with code 1")
+    said = reproduced(capfd, "runs/a", *TO_THE_END, code=1)
+    assert said.startswith(f"{NO_MORE}the command ended with code 1")
 
 
 @pytest.mark.parametrize(
     ("edit", "words", "expected"),
     [
         (lambda run: shutil.rmtree(run), [], "holds no run of a script"),
-        (lambda run: shutil.rmtree(run / "checkpoints"), [], "expected --iterations N"),
+        (lambda run: shutil.rmtree(run / "checkpoints"), [], "expected --to N"),
         (lambda run: change(run, "start", lambda one: one.update(command=None)), [],
          "holds no run of a script, made by this version of expbase."),
         (lambda run: (shutil.rmtree(run / "checkpoints"), (run / "metrics.jsonl").unlink(),
-                      (run / "validations.jsonl").unlink()), ["--iterations", "2"],
-         "has no number and no checkpoint until iteration 2"),
+                      (run / "validations.jsonl").unlink()), ["--to", "2"],
+         "has no line and no checkpoint of an iteration."),
     ],
 )  # fmt: skip
 def test_what_cannot_be_made_again_is_a_mistake(
