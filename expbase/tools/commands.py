@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from expbase.config import ConfigError
@@ -66,7 +66,9 @@ class Commands:
             return done.read_text()
         return f"the command ended with code {code}" if code else ""
 
-    def _call(self, command: list[str], cwd: Path, environment: Facts, log: Path) -> int:
+    def _call(
+        self, command: list[str], cwd: Path, environment: Mapping[str, str], log: Path
+    ) -> int:
         """Returns the exit code of a command."""
         with contextlib.ExitStack() as stack:
             err = stack.enter_context(log.open("wb")) if self._has_company else sys.stderr
