@@ -164,6 +164,8 @@ class TrainingConfig(Config):
     shares: int = 0
     """Batches of an update on all ranks, however many: a power of two; 0: accumulation_steps of
     each rank."""
+    skip_updates: list[int] = []  # noqa: RUF012  # each section gets a copy
+    """Updates whose batches are left out: their numbers in a run that leaves none out."""
     # Repeatability.
     seed: int = 0
     """Of all random numbers."""
@@ -195,8 +197,11 @@ class TrainingConfig(Config):
 TRAINING = {key: vars(TrainingConfig)[key] for key in TrainingConfig.__annotations__}
 for _key in TRAINING:  # as attributes of the class they would hide the items of a section
     delattr(TrainingConfig, _key)
-# What a value that is given for one of those by default is like.
-_EXAMPLES = {f"training.{key}": 1000 for key, value in TRAINING.items() if value is BY_DEFAULT}
+# What a value is like that is given for one of those whose default does not show it.
+_EXAMPLES: dict[str, Any] = {
+    **{f"training.{key}": 1000 for key, value in TRAINING.items() if value is BY_DEFAULT},
+    "training.skip_updates": [4017],
+}
 
 
 def _check_key(key: str, *value: Any) -> None:
@@ -318,8 +323,9 @@ def _check_types(value: Any, key: str = "") -> None:
 
 def coerced(value: Any, default: Any, key: str, source: str) -> Any:
     """Returns the value as the default's type, if a person would read it so."""
-    if default is BY_DEFAULT and values_of(value) not in (BY_DEFAULT, "None"):
-        default = _EXAMPLES.get(key)
+    is_given = default is BY_DEFAULT and values_of(value) not in (BY_DEFAULT, "None")
+    if is_given or default == []:
+        default = _EXAMPLES.get(key, default)
     try:
         converted = _converted(value, [default])
         _check_types(converted)

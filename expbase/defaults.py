@@ -111,6 +111,13 @@ def check_training(training: Mapping[str, Any]) -> None:
     shares = training["shares"]
     if shares & (shares - 1):
         raise ConfigError(f"training.shares: {shares} given; expected a power of two.")
+    skips = training["skip_updates"]
+    are_numbers = isinstance(skips, (list, tuple)) and all(type(n) is int and n > 0 for n in skips)
+    if not are_numbers:
+        raise ConfigError(
+            f"training.skip_updates: {skips!r} given; expected a list of whole numbers, each 1 or "
+            "more."
+        )
     if shares and training["accumulation_steps"] > 1:
         raise ConfigError("training.accumulation_steps: expected 1 with training.shares.")
 

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_origin, get_type_hints
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ DEFAULTS = {
     "max_iteration": 0, "max_epoch": 0,
     "valid_interval": None, "save_interval": None, "log_interval": 10,
     "valid_every_epoch": 0, "save_every_epoch": 0, "save_seconds": 0,
-    "accumulation_steps": 1, "shares": 0,
+    "accumulation_steps": 1, "shares": 0, "skip_updates": [],
     "seed": 0, "deterministic": False,
     "keep_last": 3, "keep_every": 0, "keep_best": 1, "monitor": "", "monitor_mode": "max",
     "time_limit_seconds": 0, "hang_seconds": 600, "hang_action": "report",
@@ -378,6 +378,10 @@ def test_three_triggers_are_enough_and_the_rest_is_filled_in_a_copy() -> None:
         ({**TRIGGERS, "save_interval": -1}, "training.save_interval: -1 given; expected 0 or"),
         ({**TRIGGERS, "accumulation_steps": 0}, "training.accumulation_steps: 0 given; expected 1"),
         ({**TRIGGERS, "shares": 6}, "training.shares: 6 given; expected a power of two"),
+        *[
+            ({**TRIGGERS, "skip_updates": given}, f"training.skip_updates: {given!r} given;")
+            for given in (4017, None, "all", ["all"], [0], [7, -1], [1.5], [True], [[4]])
+        ],
         (
             {**TRIGGERS, "shares": 4, "accumulation_steps": 2},
             "training.accumulation_steps: expected 1",
@@ -439,6 +443,22 @@ def test_what_is_not_given_follows_from_how_training_ends(
     assert resolved(resolved(config)) == resolved(config)
 
 
+def test_updates_to_leave_out_are_whole_numbers_in_a_list() -> None:
+    for written in ("training.skip_updates=[4017, 1e3]", "training.skip_updates=(4017,1000.0)"):
+        assert from_options(written).training.skip_updates == [4017, 1000]
+    config = from_options("training.skip_updates=[4017]", "training.skip_updates=[]")
+    assert config.training.skip_updates == []
+    text = "options: training.skip_updates: 4017 given; expected a list like [4017]."
+    assert complaint(from_options, "training.skip_updates=4017") == text
+    training = get_default_training_config()
+    training.skip_updates.append(3)
+    assert get_default_training_config() == DEFAULTS  # each has a list of its own
+    for given in (0, 4017, [0], ["3"], [True]):
+        training.skip_updates = given
+        text = f"training.skip_updates: {given!r} given; expected a list of whole numbers, each 1 "
+        assert text in complaint(check_training, resolved(Config({"training": training})).training)
+
+
 def test_an_interval_of_another_type_is_refused_where_it_is_written() -> None:
     text = "options: training.valid_interval: 'often' given; expected a whole number like 1000."
     assert complaint(from_options, "training.valid_interval=often") == text
@@ -453,7 +473,8 @@ def test_the_types_of_the_keys_are_those_of_their_defaults() -> None:
     types = get_type_hints(TrainingConfig)
     assert {*DEFAULTS} == {*types} - {"training"}  # which every Config may have
     for key, default in DEFAULTS.items():
-        assert types[key] is (int if default is None else type(default)), key
+        kind = get_origin(types[key]) or types[key]
+        assert kind is (int if default is None else type(default)), key
         assert not hasattr(TrainingConfig, key)  # it would hide the item
 
 

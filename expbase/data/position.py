@@ -10,11 +10,12 @@ A LoaderAdapter decides which batches an epoch has.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from expbase.config import ConfigError
 from expbase.data.loaders import Batches, LoaderAdapter, Shard
+from expbase.data.skips import Skips
 from expbase.data.workers import Items
 
 _UNKNOWN = "but which ones they were is unknown: some may come twice in it, others never"
@@ -32,19 +33,28 @@ class DataPosition:
         self.batches = Batches(_nothing(), self.adapter)  # of this epoch
         self.batch_in_epoch = 0  # batches that this rank has read in it
         self.resumed_within_epoch = False  # `load_state_dict` opened it; no batch was read since
+        self.skips = Skips()  # what is left out
         self._iteration = 0  # the iteration for which the last batch was read
         self._reads = 0  # batches read for that iteration
         self._batch_size: int | None = None  # when the epoch was opened
 
-    def attach(self, adapter: LoaderAdapter, *, leaves_epochs: bool = False) -> None:
+    def attach(
+        self,
+        adapter: LoaderAdapter,
+        *,
+        leaves_epochs: bool = False,
+        skip_updates: Iterable[int] = (),
+    ) -> None:
         """Sets the training data.
 
         Args:
             adapter: The batches.
             leaves_epochs: If a checkpoint within an epoch has another order of samples, go on with
                 the next epoch, as with --force, instead of an error.
+            skip_updates: The updates whose batches are left out.
         """
         self.adapter = adapter
+        self.skips = Skips(skip_updates)
         self.leaves_epochs = leaves_epochs
         self.batches = Batches(_nothing(), adapter, ended=True)
 
@@ -57,7 +67,7 @@ class DataPosition:
 
         Raises:
             ValueError: There are no batches, the loader was set after setup_dataloader, or the
-                config counts epochs and there is no loader.
+                config counts epochs or leaves out batches and there is no loader.
         """
         if self.adapter.batches_per_epoch == 0:
             raise self.adapter.no_batch()
@@ -69,6 +79,11 @@ class DataPosition:
                     f"training.{key}: {training[key]} given, and without a self.train_loader there "
                     "are no epochs; expected 0, and max_iteration, valid_interval, save_interval."
                 )
+        if (skips := training["skip_updates"]) and loader is None:
+            raise ConfigError(
+                f"training.skip_updates: {skips} given, and without a self.train_loader there are "
+                "no batches to leave out; expected []. Leave them out where the data is made."
+            )
 
     def check_same_loader(self, loader: Any) -> None:
         """Raises a RuntimeError if self.train_loader was set anew after setup."""
@@ -107,12 +122,16 @@ class DataPosition:
             ValueError: There is no loader.
             RuntimeError: The epoch has no more batches.
         """
-        self.batch_in_epoch += 1
-        self.resumed_within_epoch = False
         if iteration != self._iteration:
             self._iteration = iteration
             self._reads = 0
         self._reads += 1
+        return self.read_for_none()
+
+    def read_for_none(self) -> Any:
+        """Reads the next batch of the epoch, which counts for no iteration; raises as `read`."""
+        self.batch_in_epoch += 1
+        self.resumed_within_epoch = False
         try:
             return next(self.batches)
         except StopIteration:
@@ -161,6 +180,7 @@ class DataPosition:
             "batches": self.batch_in_epoch * self.adapter.shard.world_size,
             "position": self.batches.taken.end,
             "ended": self.batches.ended or not self.epoch,
+            "skipped": [*self.skips.done],
             "loader": loader,
             "layout": self._layout,
             "order": None if self.batches.ended else self.adapter.checksum(),
@@ -193,6 +213,7 @@ class DataPosition:
         adapter = self.adapter
         if adapter.loader is None:
             return []
+        self.skips.done = [*state.get("skipped", [])]  # there was a time before it
         reasons = adapter.load_state_dict(state["loader"])
         there = state["layout"]
         now = self._layout

@@ -11,6 +11,7 @@ read as items: an attribute of a config takes ten times as long, and each iterat
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -88,13 +89,22 @@ class Limit(NamedTuple):
     updates: int | None  # after how many training ends by it; None: unknown
 
 
-def limits(training: Any, updates_per_epoch: Fraction | None) -> list[Limit]:
-    """Returns the limits that the config has, the first one first, and unknown ones last."""
+def limits(
+    training: Any, updates_per_epoch: Fraction | None, left_out: Iterable[int] = ()
+) -> list[Limit]:
+    """Returns the limits that the config has, the first one first, and unknown ones last.
+
+    The numbers of updates that are left out count for the epochs, and not for the iterations.
+    """
     found = []
     if value := training["max_iteration"]:
         found.append(Limit("max_iteration", value, value))
     if value := training["max_epoch"]:
-        updates = None if updates_per_epoch is None else math.ceil(value * updates_per_epoch)
+        updates = None
+        if updates_per_epoch is not None:
+            updates = math.ceil(value * updates_per_epoch)
+            # If the last one is left out, the update that reads past it is made.
+            updates -= sum(number < updates for number in left_out)
         found.append(Limit("max_epoch", value, updates))
     return sorted(found, key=lambda limit: math.inf if limit.updates is None else limit.updates)
 

@@ -390,6 +390,8 @@ class Loop:
         """Returns the next training batch of this rank."""
         data = self._data
         began = self._stopwatch.clock()
+        if data.skips.to_come:
+            self._read_past()
         self.turn_epoch()
         batch = data.read(self.iteration)
         if not self._stopwatch.batches:
@@ -398,6 +400,19 @@ class Loop:
         rng.seed_for(self._training["seed"], rng.TRAIN, self.iteration, *part)
         self._stopwatch.note_batch(began)
         return batch
+
+    def _read_past(self) -> None:
+        """Reads past the batches that are left out before those of the iteration under way."""
+        data = self._data
+        slots = data.skips.before(self.iteration)
+        for _ in range(len(slots) * self._update.batches):
+            self.turn_epoch()
+            data.read_for_none()
+        if slots:
+            data.skips.note(slots)
+            self._start.logger.info(
+                f"[{self.iteration}] training.skip_updates: left out the batches of {slots}"
+            )
 
     def turn_epoch(self) -> None:
         """Ends an epoch that is used up, and begins the next one, as read_batch does first."""

@@ -11,7 +11,7 @@ import shlex
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from expbase.base.device import peak_memory
@@ -143,7 +143,7 @@ class Report:
     def _plan(self, name: str) -> Iterator[tuple[str, str]]:
         """Yields when training ends, and how often it is validated and saved."""
         training = self._config.training
-        if limits := self._limits():
+        if limits := self._limits(self._data.skips.numbers):
             yield "end", card.end(limits)
         often = card.how_often(training, "valid")
         yield "valid", often if self._start.has_valid else f"never: {name} has no valid()"
@@ -159,7 +159,7 @@ class Report:
 
     def _left(self, iteration: int) -> tuple[int | None, float | None]:
         """Returns iterations and seconds until the end by the config; None if nobody knows."""
-        total = self.total_iterations
+        total = _first(self._limits(self._data.skips.numbers))
         if total is None:
             return None, None
         left = max(total - iteration, 0)
@@ -167,13 +167,17 @@ class Report:
 
     @property
     def total_iterations(self) -> int | None:
-        """The iteration at which the config ends training; None: unknown, or not set up yet."""
-        return next((limit.updates for limit in self._limits()), None)
+        """The iteration at which the config ends training; None: unknown, or not set up yet.
 
-    def _limits(self) -> list[due.Limit]:
+        It is that of a run that leaves out nothing: else a schedule would change from its start if
+        a number is given later.
+        """
+        return _first(self._limits())
+
+    def _limits(self, left_out: Iterable[int] = ()) -> list[due.Limit]:
         training = self._config.training
         per_epoch = self._data.adapter.updates_per_epoch(training.accumulation_steps)
-        return due.limits(training, per_epoch)
+        return due.limits(training, per_epoch, left_out)
 
     @contextlib.contextmanager
     def progress(self, iteration: int) -> Iterator[None]:
@@ -198,7 +202,7 @@ class Report:
     def already_finished(self, iteration: int, epoch: int) -> None:
         """Says that nothing is to be trained."""
         position = f"iteration {iteration}" + f", epoch {epoch}" * (epoch > 0)
-        limits = self._limits()
+        limits = self._limits(self._data.skips.numbers)
         reached = [limit for limit in limits if limit.updates is None or limit.updates <= iteration]
         keys = " and ".join(f"training.{limit.key}" for limit in reached or limits)
         self._logger.info(
@@ -263,3 +267,7 @@ class Report:
         except BaseException as error:  # a second Ctrl-C ends this step, and not the closing
             error.__suppress_context__ = True  # the original one was logged before
             self._logger.error("in %s, after the failure: %r", name, error, exc_info=error)
+
+
+def _first(limits: Sequence[due.Limit]) -> int | None:
+    return limits[0].updates if limits else None

@@ -111,6 +111,7 @@ def _restore(run: Run, path: Path) -> list[str]:
         position += f"epoch {run.loop.epoch}, batch {run.data.batch_in_epoch} of the epoch, "
     rates = " ".join(f"{name}={rate:g}" for name, rate in run.state.learning_rates().items())
     run.start.logger.info("resumed %s: %s%s", path.name if is_own else path, position, rates)
+    _say_of_skips(run)
     changed = run.directory.changed_keys(run.start.config)
     for key, (old, new) in changed.items():
         run.start.logger.info(f"config: {key}: {old!r} at the first start, {new!r} now")
@@ -119,6 +120,22 @@ def _restore(run: Run, path: Path) -> list[str]:
             "config: what training has changed comes from the checkpoint, all else from the config"
         )
     return notes
+
+
+def _say_of_skips(run: Run) -> None:
+    """Says which changes of training.skip_updates come too late for this run."""
+    iteration = run.loop.iteration
+    used, left_out = run.data.skips.go_on(iteration)
+    if used:
+        run.start.warn(
+            f"training.skip_updates: {used} given, and the run goes on from iteration {iteration}, "
+            "which has used their batches: they have no effect. To leave them out, continue from "
+            "a checkpoint before them: --checkpoint_path RUN/N with another --output, or --fresh."
+        )
+    if left_out:
+        run.start.logger.info(
+            f"training.skip_updates: lacks {left_out}, which the run has left out; they stay so"
+        )
 
 
 def load_checkpoint(run: Run, which: str, of_run: str | Path | None) -> None:

@@ -366,7 +366,8 @@ class Run:
                 shard = replace(shard, batches=batches, one_order=True, dealt_to="share")
             check_begins_anew(experiment.train_loader, "self.train_loader")
             adapter = adapt_loader(experiment.train_loader, "self.train_loader", shard)
-            self.data.attach(adapter, leaves_epochs=start.options.force)
+            skips = start.training.skip_updates
+            self.data.attach(adapter, leaves_epochs=start.options.force, skip_updates=skips)
         self._on_close.callback(self.data.close)
         self._on_close.callback(self.evaluation.let_go)
         self._adapt_evaluated()

@@ -89,6 +89,12 @@ def test_a_key_that_counts_epochs_or_batches_is_an_error_without_them(
         make(Own, tmp_path, **{key: 2}).setup()
 
 
+def test_without_batches_none_can_be_left_out(tmp_path: Path) -> None:
+    text = r"training\.skip_updates: \[3\] given, and without a self\.train_loader .* expected \[\]"
+    with pytest.raises(ConfigError, match=text):
+        make(Own, tmp_path, skip_updates=[3]).setup()
+
+
 def test_a_run_with_a_place_in_its_data_does_not_go_on_without(tmp_path: Path) -> None:
     trained(Tiny, tmp_path, max_iteration=2)
     with pytest.raises(CheckpointError, match=r"self\.train_loader: not set; the checkpoint is of"):

@@ -104,3 +104,12 @@ def test_the_first_limit_comes_first_and_an_unknown_one_last() -> None:
     assert [limit.updates for limit in limits(both, Fraction(2))] == [6, 8]
     assert [limit.updates for limit in limits(both, None)] == [8, None]
     assert limits(training(), None) == []
+
+
+def test_what_is_left_out_ends_the_epochs_earlier_and_no_iterations() -> None:
+    both = training(max_epoch=2, max_iteration=8)
+    # Of five updates the last ends the epochs; if it is left out, the one that reads past it does.
+    for left_out, updates in (([], 5), ([1, 4], 3), ([5], 5), ([4, 5], 4), ([6, 9], 5)):
+        found = limits(both, Fraction(5, 2), left_out)
+        assert found == [("max_epoch", 2, updates), ("max_iteration", 8, 8)]
+    assert limits(both, None, [1]) == [("max_iteration", 8, 8), ("max_epoch", 2, None)]

@@ -1,0 +1,326 @@
+"""training.skip_updates: whose batches are left out, and that nothing else moves."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny import (
+    DEVICE,
+    TESTS,
+    Helped,
+    Notes,
+    Tiny,
+    curve,
+    ledger,
+    make,
+    metrics,
+    run_script,
+    same_bits,
+    saved,
+    trained,
+)
+
+from expbase.data.skips import Skips
+from expbase.extras.all_events import AllEvents
+
+sys.path.insert(0, str(TESTS / "proofs"))
+
+from compare import differences
+
+# Ten batches an epoch.
+RARE = {"valid_interval": 0, "save_interval": 4, "keep_last": 0}
+
+
+def slot_of(update: int, numbers: set[int]) -> int:
+    """The slot that an update uses, counted among those that are not left out."""
+    free = (slot for slot in range(1, 1000) if slot not in numbers)
+    return [next(free) for _ in range(update)][-1]
+
+
+def read_by(skips: Skips, updates: range, place: int) -> tuple[list[int], int]:
+    """What these updates use, if so many slots were read before them, and how many were after."""
+    used = []
+    for update in updates:
+        slots = skips.before(update)
+        assert slots == [*range(place + 1, place + 1 + len(slots))]
+        skips.note(slots)
+        place += len(slots) + 1
+        assert skips.before(update) == []  # of a second batch of the update
+        used.append(place)
+    return used, place
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_an_update_uses_the_next_slot_that_is_not_left_out_whenever_a_number_was_given(
+    seed: int,
+) -> None:
+    draw = random.Random(seed)
+    first, later = ({draw.randint(1, 30) for _ in range(draw.randint(0, 12))} for _ in range(2))
+    before = Skips(first)
+    middle = draw.randint(0, 12)
+    used, place = read_by(before, range(1, middle + 1), 0)
+    assert used == [slot_of(update, first) for update in range(1, middle + 1)]
+
+    # Continued, with other numbers: those that are behind have no effect, given or taken away.
+    after = Skips(later)
+    after.done = [*before.done]
+    too_late, gone = after.go_on(middle)
+    assert too_late == sorted(n for n in later - first if n <= place)
+    assert gone == sorted(n for n in first - later if n <= place)
+    what_holds = {n for n in first if n <= place} | {n for n in later if n > place}
+    assert after.numbers == what_holds
+    used, _ = read_by(after, range(middle + 1, 25), place)
+    assert used == [slot_of(update, what_holds) for update in range(middle + 1, 25)]
+    assert len(after.to_come) == len({n for n in what_holds if n > used[-1]})
+
+
+# --- runs ---------------------------------------------------------------------------------------
+
+
+class Reading(AllEvents, Helped):
+    """Notes the epoch and the samples of each batch that train_batch got."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.noted = Notes()
+
+    def on_batch_read(self, batch: Any, indices: Any) -> None:
+        self.noted.append((self.iteration, self.epoch, tuple(indices)))
+
+    def batches(self) -> list[Any]:
+        return [rest for _, *rest in self.noted]
+
+
+def both(
+    tmp_path: Path, experiment: type[Tiny], numbers: list[int], middle: int, **training: Any
+) -> tuple[Any, Any]:
+    """A run that had the numbers from the start, and one that got them in its middle; the same."""
+    training = {**RARE, **training}
+    whole = trained(experiment, tmp_path / "whole", skip_updates=numbers, **training)
+    trained(experiment, tmp_path / "parts", **{**training, "max_iteration": middle})
+    parts = trained(experiment, tmp_path / "parts", skip_updates=numbers, **training)
+    end = f"checkpoints/step-{whole.iteration:08d}"
+    same_bits(tmp_path / "whole" / end, tmp_path / "parts" / end)
+    losses = [curve(tmp_path / name, "train/loss") for name in ("whole", "parts")]
+    assert losses[0] == losses[1]
+    assert "not exact" not in (tmp_path / "parts/worker_0.log").read_text()
+    return whole, parts
+
+
+@pytest.mark.parametrize(
+    ("numbers", "middle", "training", "left_out"),
+    [
+        # The batches of one epoch are 0 to 9, of the next 10 to 19.
+        ([6], 4, {}, [5]),
+        ([9, 7, 7, 8], 4, {}, [6, 7, 8]),
+        ([10], 4, {}, [9]),  # the last one of an epoch
+        ([10, 11, 12], 9, {}, [9, 10, 11]),  # over its end, right after a checkpoint
+        ([11], 10, {}, [10]),  # the first one of the next epoch, between two
+        ([3, 5], 2, {"accumulation_steps": 2, "max_iteration": 6}, [4, 5, 8, 9]),
+        ([2, 4], 1, {"accumulation_steps": 4, "max_iteration": 4}, [4, 5, 6, 7, 12, 13, 14, 15]),
+        # Shares: an epoch of ten batches ends with its first two again.
+        ([2], 1, {"shares": 4, "max_iteration": 4}, [4, 5, 6, 7]),
+        ([3], 2, {"shares": 4, "max_iteration": 5}, [8, 9, 10, 11]),
+    ],
+)
+def test_what_is_left_out_later_was_never_there_to_the_bit(
+    tmp_path: Path, numbers: list[int], middle: int, training: dict[str, int], left_out: list[int]
+) -> None:
+    training = {"max_iteration": 13, **training}
+    whole, _ = both(tmp_path, Reading, numbers, middle, **training)
+    of_each = training.get("shares") or training.get("accumulation_steps", 1)
+    more = training["max_iteration"] + len({*numbers})
+    plain: Any = trained(Reading, tmp_path / "plain", **{**RARE, **training, "max_iteration": more})
+    all_batches = plain.batches()
+    assert whole.batches() == [b for n, b in enumerate(all_batches) if n not in left_out]
+    assert len(whole.noted) == of_each * training["max_iteration"]
+    # Each update has its own number of batches, and the random numbers of its own.
+    assert [iteration for iteration, *_ in whole.noted] == [
+        iteration for iteration in range(1, whole.iteration + 1) for _ in range(of_each)
+    ]
+
+
+def test_an_update_draws_what_it_draws_if_nothing_is_left_out(tmp_path: Path) -> None:
+    class Drawing(Helped):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.noted = Notes()
+
+        def train_batch(self) -> None:
+            for _ in self.micro_batches():
+                self.noted.append(np.random.rand())
+
+    few = {**RARE, "max_iteration": 4, "accumulation_steps": 2}
+    one, other = (
+        trained(Drawing, tmp_path / str(numbers), skip_updates=numbers, **few).noted
+        for numbers in ([], [2])
+    )
+    assert one == other
+
+
+def test_epochs_begin_and_end_among_batches_that_are_left_out(tmp_path: Path) -> None:
+    class Epochs(Tiny):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            self.noted = Notes()
+
+        def on_train_epoch_begin(self) -> None:
+            self.noted.append(("begin", self.epoch, self.iteration))
+
+        def on_train_epoch_end(self) -> None:
+            self.noted.append(("end", self.epoch, self.iteration))
+
+    numbers = [*range(10, 32)]
+    few = {**RARE, "save_interval": 0, "save_every_epoch": 1, "max_iteration": 12}
+    exp: Any = trained(Epochs, tmp_path / "run", skip_updates=numbers, **few)
+    assert (exp.epoch, exp.internals.batch_in_epoch) == (4, 4)
+    assert exp.noted == [
+        ("begin", 1, 0), ("end", 1, 10), ("begin", 2, 10), ("end", 2, 10), ("begin", 3, 10),
+        ("end", 3, 10), ("begin", 4, 10),
+    ]  # fmt: skip
+    assert saved(tmp_path / "run") == [10, 12]
+    seconds = [line["epoch"] for line in metrics(tmp_path / "run") if "train/loss" in line]
+    assert seconds == [1] * 9 + [4] * 3
+
+
+def test_workers_read_past_what_is_read_past_without_them(tmp_path: Path) -> None:
+    class Worked(Helped):
+        loader_options = {"num_workers": 2}  # noqa: RUF012
+
+    outputs = tmp_path / "none", tmp_path / "two"
+    for experiment, output in zip((Helped, Worked), outputs, strict=True):
+        trained(experiment, output, skip_updates=[3, 10], max_iteration=12, **RARE)
+    same_bits(*(output / "checkpoints/step-00000012" for output in outputs))
+
+
+def test_a_stream_is_read_past_too(tmp_path: Path) -> None:
+    class Stream(Helped):
+        def setup_dataloader(self) -> None:
+            super().setup_dataloader()
+            self.train_loader = [*self.train_loader]
+
+    both(tmp_path, Stream, [6, 10], 4, max_iteration=12)
+
+
+def test_a_number_that_comes_too_late_is_told_and_moves_no_other(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    few = {**RARE, "save_interval": 2}
+    whole: Any = trained(Reading, tmp_path / "whole", skip_updates=[3, 8], max_iteration=9, **few)
+    trained(Reading, tmp_path / "run", skip_updates=[3], max_iteration=5, **few)
+    capfd.readouterr()
+    exp: Any = trained(Reading, tmp_path / "run", skip_updates=[2, 6, 8], max_iteration=9, **few)
+    said = capfd.readouterr().err
+    text = (
+        "training.skip_updates: [2, 6] given, and the run goes on from iteration 5, which has used "
+        "their batches: they have no effect. To leave them out, continue from a checkpoint before "
+        "them: --checkpoint_path RUN/N with another --output, or --fresh."
+    )
+    assert said.count(text) == 1
+    text = "training.skip_updates: lacks [3], which the run has left out; they stay so"
+    assert said.count(text) == 1
+    assert said.count("[7] training.skip_updates: left out the batches of [8]") == 1
+    assert exp.batches() == whole.batches()[5:]
+    end = "checkpoints/step-00000009"
+    same_bits(tmp_path / "whole" / end, tmp_path / "run" / end)
+
+    # The way that is named: another output, from a checkpoint before.
+    path = {"checkpoint_path": str(tmp_path / "run/checkpoints/step-00000004")}
+    capfd.readouterr()
+    trained(Reading, tmp_path / "other", path, skip_updates=[3, 8], max_iteration=9, **few)
+    assert "no effect" not in capfd.readouterr().err
+    same_bits(tmp_path / "whole" / end, tmp_path / "other" / end)
+
+
+def test_a_number_that_was_in_time_is_not_told_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for end in (4, 6, 8):
+        trained(Reading, tmp_path / "run", skip_updates=[3, 6], max_iteration=end, **RARE)
+    said = capfd.readouterr().err
+    assert "no effect" not in said
+    assert "skip_updates: lacks" not in said
+    assert said.count("left out the batches of") == 2
+
+
+def test_a_checkpoint_from_before_there_was_the_key_has_left_out_nothing(tmp_path: Path) -> None:
+    exp = make(Tiny, tmp_path / "run")
+    exp.setup()
+    data = vars(exp)["_ExperimentBase__run"].data
+    exp.read_batch()
+    state = data.state_dict()
+    assert state.pop("skipped") == []
+    data.load_state_dict(state)
+    assert data.skips.done == []
+    exp.close()
+
+
+def test_the_end_by_epochs_comes_earlier_and_a_schedule_stays_as_long(tmp_path: Path) -> None:
+    class Planned(Tiny):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            self.planned = Notes()
+
+        def on_train_batch_end(self) -> None:
+            self.planned.append(self.total_iterations)
+
+    by_epochs = {**RARE, "max_iteration": 0, "max_epoch": 2}
+    for numbers, end in (([3, 12], 18), ([20], 20), ([19, 20], 19), ([21], 20)):
+        output = tmp_path / str(end) / str(numbers)
+        exp: Any = trained(Planned, output, skip_updates=numbers, **by_epochs)
+        assert exp.iteration == end
+        assert {*exp.planned} == {20}
+        log = (output / "worker_0.log").read_text()
+        assert f"end         by training.max_epoch (2 epochs, {end} updates)" in log
+        assert f"config      training.skip_updates={numbers}" in log
+        assert metrics(output)[-1]["speed/seconds_left"] == 0
+
+    both_limits = {**by_epochs, "max_iteration": 20}
+    for _ in range(2):
+        trained(Planned, tmp_path / "run", skip_updates=[3], **both_limits)
+    log = (tmp_path / "run/worker_0.log").read_text()
+    assert "FINISHED already: iteration 19, epoch 2. To train on, raise training.max_epoch;" in log
+
+
+def test_what_is_left_out_is_in_the_records(tmp_path: Path) -> None:
+    exp = trained(Tiny, tmp_path / "run", skip_updates=[2], max_iteration=4, **RARE)
+    (start,) = [record for record in ledger(tmp_path / "run") if record["event"] == "start"]
+    assert start["config"]["training.skip_updates"] == [2]
+    path = tmp_path / "run/checkpoints/step-00000004"
+    manifest = json.loads((path / "manifest.json").read_text())
+    assert manifest["info"]["config"]["training.skip_updates"] == [2]
+    assert exp.internals.batch_in_epoch == 5
+
+
+def test_what_is_left_out_is_no_speed(tmp_path: Path) -> None:
+    class Slow(Tiny):
+        def on_log(self, metrics: dict[str, float]) -> None:
+            seconds = 1 / metrics["speed/steps_per_second"]
+            self.log_of_batches = metrics["speed/samples_per_second"] * seconds
+
+    exp: Any = trained(Slow, tmp_path / "run", skip_updates=[2, 3, 4], max_iteration=2, **RARE)
+    assert exp.log_of_batches == pytest.approx(4)
+
+
+# With shares the bits are those of one process.
+@pytest.mark.parametrize("shares", [0, 4])
+def test_the_ranks_leave_out_the_same(tmp_path: Path, forked: None, shares: int) -> None:
+    words = [f"training.{key}={number}" for key, number in {**RARE, "log_interval": 1}.items()]
+    words += [f"training.shares={shares}", "data.net=classifier", "--device", DEVICE]
+    numbers = "training.skip_updates=[6, 9]"
+    starts = [
+        ("whole", 1 if shares else 2, 10, [numbers]),
+        ("parts", 2, 4, []),
+        ("parts", 2, 10, [numbers]),
+    ]
+    for name, ranks, end, more in starts:
+        given = ["--output", str(tmp_path / name), *words, f"training.max_iteration={end}", *more]
+        result = run_script(TESTS / "proofs/many.py", *given, "--nprocs", str(ranks))
+        assert result.returncode == 0, result.stderr
+    assert differences(tmp_path / "parts", tmp_path / "whole") == []
