@@ -44,8 +44,8 @@ from expbase.tools.runs import sessions
 PLAN = "EXPBASE_REPRODUCE"
 # The facts of a start that may explain a difference, likely causes first.
 _FACTS = (
-    *("experiment", "config", "sources", "loaders", "first_batch", "ranks", "device"),
-    *("environment", "python", "packages"),
+    *("experiment", "config", "sources", "loaders", "model", "began_from", "first_batch", "ranks"),
+    *("device", "environment", "python", "packages"),
 )
 
 
