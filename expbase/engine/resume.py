@@ -6,6 +6,8 @@ Also load_checkpoint, --evaluate and --export.
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,12 @@ from expbase.base.json_lines import json_value
 from expbase.base.streams import show
 from expbase.checkpoint import layout
 from expbase.checkpoint.checkpointer import VALIDATIONS_BYTES
+from expbase.checkpoint.model_files import find_weights
 from expbase.checkpoint.named import find_named
 from expbase.engine.life import Life
 from expbase.engine.run import Run
 from expbase.ranks import alike, collectives
-from expbase.record import provenance
+from expbase.record import digests, provenance
 from expbase.record.ledger import LEDGER
 
 
@@ -74,6 +77,37 @@ def resume_or_load(run: Run) -> None:
     _cut_logs(run, has_finished=has_finished and checkpointer.resumable is not None)
     run.life = Life.RESTORED
     run.facts["resumed"] = path.name if path else None
+    doing = "the digests of what the run begins from"  # which may take long: of a slow disk
+    run.facts["began_from"] = collectives.on_rank_zero(lambda: _began_from(run, path), doing)
+
+
+def _began_from(run: Run, path: Path | None) -> dict[str, str]:
+    """Returns, by option, a digest of each file or folder that this start begins from.
+
+    Args:
+        run: The run.
+        path: The checkpoint that was restored, perhaps the run's own; None: there is none.
+    """
+    options = run.start.options
+    digests_of: dict[str, Callable[[], str]] = {}
+    if path is None and options.init_model_path:
+        weights = run.start.path(options.init_model_path)
+        digests_of["--init_model_path"] = lambda: _of_weights(find_weights(weights))
+    elif path is not None and run.checkpointer.resumable is None:
+        digests_of["--checkpoint_path"] = lambda: _of_weights(path)
+    if isinstance(options.data, (str, os.PathLike)) and options.data:
+        data = run.start.path(os.fspath(options.data))
+        if os.path.exists(data):
+            digests_of["--data"] = lambda: digests.of_path(data)
+    return {option: digests.or_reason(digest) for option, digest in digests_of.items()}
+
+
+def _of_weights(place: Path) -> str:
+    """Returns the digest of a checkpoint, or of a file or a folder of weights."""
+    if place.is_dir():
+        # It lists the checksum of each file, and each was compared when the checkpoint was chosen.
+        return f"{digests.of_path(place / layout.MANIFEST)}, a checkpoint's manifest"
+    return digests.of_path(place.parent if place.suffix == ".json" else place)  # a model in parts
 
 
 def _nothing_is_left(run: Run) -> bool:

@@ -67,7 +67,7 @@ from expbase.engine.subscribers import Subscribers
 from expbase.engine.update import Accumulation, Division, Update
 from expbase.ranks import alike, collectives, hang
 from expbase.ranks.device import set_device
-from expbase.record import git, logs, provenance, sources
+from expbase.record import digests, git, logs, provenance, sources
 from expbase.record.ledger import LEDGER, Ledger, flat
 from expbase.record.metrics import METRICS, MetricLog
 from expbase.record.speed import Stopwatch
@@ -92,7 +92,8 @@ class Run:
         folder = start.output_dir
         self.experiment = experiment
         self.start = start
-        self.facts: dict[str, Any] = {"resumed": None}  # of this start, for the ledger
+        # Of this start, for the ledger.
+        self.facts: dict[str, Any] = {"resumed": None, "began_from": {}}
         self._on_close = contextlib.ExitStack()  # each step of setup adds how it is undone
         self._reader_threads = ReaderThreads()
         self._guards: list[contextlib.AbstractContextManager[Any]] = []  # round training
@@ -228,6 +229,12 @@ class Run:
             need_super("check_setup", is_done=self.life is Life.READY)
             self.state.is_named = True
             self.state.note_setup()
+            if start.writes:
+                self.facts["model"] = digests.or_reason(self._model)
+
+    def _model(self) -> str:
+        """Returns the digest of the parameters, the first thing that differs between machines."""
+        return digests.of_tensors(named_parameters(self.state.found()))
 
     @contextlib.contextmanager
     def _in_setup(self) -> Iterator[None]:

@@ -40,6 +40,7 @@ class Options:
     checkpoint_path: str | None = None
     init_model_path: str | None = None
     init_partial: bool = False
+    data: Any = None  # the experiment's own; of a script's own option, perhaps no path
     fresh: bool = False
     force: bool = False
     evaluate: Any = None
@@ -54,8 +55,8 @@ class Options:
     def of(cls, args: argparse.Namespace) -> Options:
         """Returns those among the args."""
         names = [field.name for field in dataclasses.fields(cls)]
-        given = {name: getattr(args, name) for name in names if hasattr(args, name)}
-        return cls(**given)
+        there = vars(args)  # to ask the args for `data` is to have read it
+        return cls(**{name: there[name] for name in names if name in there})
 
     @property
     def inspected(self) -> str | None:

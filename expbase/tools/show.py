@@ -103,6 +103,8 @@ def _how(session: Session, before: Mapping[str, Any]) -> Iterator[str]:
     for name in ("restart", "resumed"):
         if session.start.get(name):
             yield f"{name}: {session.start[name]}"
+    for option, digest in session.start.get("began_from", {}).items():
+        yield f"began from {option}: {digest}"
     if facts := _facts(session):
         yield f"command: {shlex.join(['python', *(session.start.get('command') or ())])}"
         for key, (old, new) in differences(before or _unsaid(facts), facts).items():

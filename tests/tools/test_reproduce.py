@@ -393,6 +393,22 @@ def test_other_data_are_told_beside_the_difference(copied: Path, capfd: Capture)
     assert ". Not as it was: first_batch: 00000000 → " in said
 
 
+def test_other_first_weights_and_another_file_of_an_option_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
+) -> None:
+    folder = new_project(tmp_path / "project")
+    monkeypatch.chdir(folder)
+    fill = "self.model[0].bias.detach().fill_(float(Path(self.args.data).read_text()))"
+    text = SCRIPT.replace("super().setup_model()", f"super().setup_model(); {fill}")
+    (folder / "train.py").write_text(text)
+    (folder / "data/bias.txt").write_text("0.5")
+    train(folder, "--data=data/bias.txt")
+    (folder / "data/bias.txt").write_text("0.25")
+    said = reproduced(capfd, "runs/a", *TO_THE_END, code=1)
+    assert ". Not as it was: model: sha256 " in said
+    assert ", began_from.--data: sha256 " in said
+
+
 def test_another_version_is_told_though_the_bits_are_the_same(copied: Path, capfd: Capture) -> None:
     change(copied / "runs/a", "start", lambda one: one["packages"].update(numpy="0.1"))
     said = reproduced(capfd, "runs/a", *TO_THE_END, code=0)
