@@ -405,8 +405,8 @@ def test_other_first_weights_and_another_file_of_an_option_are_told(
     train(folder, "--data=data/bias.txt")
     (folder / "data/bias.txt").write_text("0.25")
     said = reproduced(capfd, "runs/a", *TO_THE_END, code=1)
-    assert ". Not as it was: model: sha256 " in said
-    assert ", began_from.--data: sha256 " in said
+    assert ". Not as it was: began_from.--data: sha256 " in said
+    assert ", model: sha256 " in said
 
 
 def test_another_version_is_told_though_the_bits_are_the_same(copied: Path, capfd: Capture) -> None:
