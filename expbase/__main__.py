@@ -8,6 +8,8 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 
+from expbase._version import __version__
+from expbase.base import namesake
 from expbase.base.streams import say, show_any_character
 from expbase.help_text import check_system
 
@@ -36,6 +38,11 @@ def parser_of(names: Iterable[str]) -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one tool; returns its exit code."""
     show_any_character()
+    if wrong := namesake.broken(__version__):  # before the tools, which may need what is gone
+        say(f"python -m expbase: error: {wrong}")
+        return 1
+    for text in namesake.told():
+        say(f"python -m expbase: {text}")
     words = list(sys.argv[1:] if argv is None else argv)
     asked = [name for name in words[:1] if name in TOOLS]
     parser = parser_of(asked or TOOLS)

@@ -26,4 +26,6 @@ class Paragraphs(argparse.HelpFormatter):
 def check_system() -> None:
     """Raises a ConfigError on Windows."""
     if sys.platform == "win32":  # no signals, no locks, no /proc
-        raise ConfigError("Windows: expected Linux. Install Python, paddle and expbase in WSL2.")
+        raise ConfigError(
+            "Windows: expected Linux. Install Python, paddle and paddle-expbase in WSL2."
+        )

@@ -92,6 +92,6 @@ def test_a_frame_shows_where_the_cart_is_and_how_the_pole_leans(cart: SimpleName
 def test_without_gymnasium_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     with pytest.raises(
-        SystemExit, match=r"^[^\n]*gymnasium[^\n]*pip install \"expbase\[cartpole\]\"$"
+        SystemExit, match=r"^[^\n]*gymnasium[^\n]*pip install \"paddle-expbase\[cartpole\]\"$"
     ):
         runpy.run_path(str(FOLDER / "cart.py"))

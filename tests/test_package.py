@@ -169,6 +169,21 @@ def test_without_paddle_the_import_says_what_to_install() -> None:
     assert "During handling" not in result.stderr
 
 
+def test_nothing_tells_anybody_to_install_the_expbase_of_another_project() -> None:
+    gap = r"""["'`,\s\\#]+"""
+    install = rf"pip3?{gap}install(?:{gap}-[\w-]+)*{gap}"
+    told = re.compile(install + r"expbase(?![\w./-])")
+    wrong = "pip install X", 'pip install\n  "X[cpu]"', '"pip", "install", "-q", "X"'
+    assert all(told.search(words.replace("X", "expbase")) for words in wrong)
+    assert not told.search('pip install "paddle-expbase[cpu]"; pip uninstall expbase')
+    kinds = (*".py .pyi .md .cfg .toml .txt .cff .yaml .yml .ipynb .svg".split(), "")
+    places = ("expbase", "experiments", "docs", "tests", ".ci")
+    files = [*ROOT.glob("*"), *(path for place in places for path in (ROOT / place).rglob("*"))]
+    texts = {path: path.read_text() for path in files if path.is_file() and path.suffix in kinds}
+    assert len(texts) > 400
+    assert [path for path, text in texts.items() if told.search(text)] == []
+
+
 # --- beside the package ----------------------------------------------------------------------
 
 

@@ -161,7 +161,7 @@ def test_windows_is_refused_in_one_line(
         command, cwd=tmp_path, timeout=forks.LONG_SECONDS, capture_output=True, text=True
     )
     assert result.stderr.splitlines() == [
-        f"{words}: expected Linux. Install Python, paddle and expbase in WSL2."
+        f"{words}: expected Linux. Install Python, paddle and paddle-expbase in WSL2."
     ]
     assert result.returncode == code
     assert [*tmp_path.iterdir()] == []

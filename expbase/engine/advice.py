@@ -11,6 +11,7 @@ from typing import Any
 
 from paddle.io import DataLoader
 
+from expbase.base import namesake
 from expbase.base.errors import add_note
 from expbase.base.on_purpose import users_line
 from expbase.config import nearest
@@ -25,6 +26,7 @@ _LITTLE_ROOM = 256  # MB in shared memory; docker gives 64
 
 def likely_mistakes(training: Mapping[str, Any], loader: Any) -> Iterator[str]:
     """Yields what a person would want to know before training."""
+    yield from namesake.told()
     is_used = getattr(loader, "num_workers", 0) and loader.use_shared_memory
     if is_used and SHARED_MEMORY.exists():
         room = shutil.disk_usage(SHARED_MEMORY).free >> 20

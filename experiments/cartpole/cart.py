@@ -6,7 +6,7 @@ try:
     import gymnasium
     from gymnasium.vector import AutoresetMode  # since 1.1: the step after the last is a reset
 except ImportError as error:
-    told = f'{error}; expected gymnasium 1.1 or newer: pip install "expbase[cartpole]"'
+    told = f'{error}; expected gymnasium 1.1 or newer: pip install "paddle-expbase[cartpole]"'
     raise SystemExit(told) from None
 
 HEIGHT, WIDTH = 100, 160  # of a frame, in pixels

@@ -155,7 +155,7 @@ def test_every_option_that_a_page_names_exists() -> None:
     slurms = "nodes ntasks time signal requeue open"  # --open-mode, --ntasks-per-node
     dockers = "shm"  # --shm-size
     proofs = "only faults every keep rows"
-    pips = "no"  # --no-deps
+    pips = "no force"  # --no-deps, --force-reinstall
     theirs = {f"--{name}" for name in f"{launchers} {slurms} {dockers} {proofs} {pips}".split()}
     known = {*re.findall(_OPTION, helps)} | theirs
     pages = {page: {*re.findall(_OPTION, page.read_text(encoding="utf-8"))} for page in OURS}

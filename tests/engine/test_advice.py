@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import traceback
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,6 +49,19 @@ def test_little_shared_memory_for_workers_is_a_likely_mistake(
         assert not [*likely_mistakes(training, loader)]
     room.free = 1 << 30
     assert not [*likely_mistakes(training, loader)]
+
+
+def test_another_distribution_with_our_files_is_told_at_a_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "expbase-0.1.0.dist-info").mkdir()
+    (tmp_path / "expbase-0.1.0.dist-info/RECORD").write_text("expbase/__init__.py,,\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    exp = make(Tiny, tmp_path / "run")
+    exp.setup()
+    exp.close()
+    log = (tmp_path / "run/worker_0.log").read_text()
+    assert log.count("the distribution expbase 0.1.0 is installed, too: it is not paddle-exp") == 1
 
 
 def test_a_loader_of_almost_the_name_that_is_read_is_told(tmp_path: Path) -> None:

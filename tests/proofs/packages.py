@@ -107,7 +107,7 @@ def built(proof: Proof) -> Path:
         members = [member for member in tar if not member.isdir()]
     proof.say("the sdist has no links", [m.name for m in members if not m.isreg()])
     names = [member.name.partition("/")[2] for member in members]
-    of_sdist = {f"expbase.egg-info/{name}" for name in _OF_SDIST.split()}
+    of_sdist = {f"paddle_expbase.egg-info/{name}" for name in _OF_SDIST.split()}
     proof.say(f"the sdist: {len(names)} files", difference(names, both | beside | of_sdist))
     proof.say("the metadata", [name for name in _METADATA if not metadata[name]])
     relative = [line for line in str(metadata.get_payload()).splitlines() if "](" in line]
@@ -126,7 +126,9 @@ def installed(proof: Proof, wheel: Path) -> None:
     words = ["--config", "x/config.yaml", "--output", "runs/x"]
     proof.run("x is trained", python, "x/train.py", *words)
     proof.run("new y", python, "-m", "expbase", "new", "y", "--from", "digits")
-    proof.run("y has its imports", python, "-m", "pip", "install", "-q", "expbase[experiments]")
+    proof.run(
+        "y has its imports", python, "-m", "pip", "install", "-q", "paddle-expbase[experiments]"
+    )
     proof.run("y is tried", python, "y/train.py", "--config", "y/config.yaml", "--smoke",
               says=passed)  # fmt: skip
     proof.run("runs are listed", python, "-m", "expbase", "ls", "runs", says="finished")
