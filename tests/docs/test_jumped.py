@@ -77,7 +77,7 @@ def loss_of(line: str) -> list[str]:
 
 
 def test_a_closer_look_is_shown_to_be_harmless_and_another_loss_is_not(project: Path) -> None:
-    start, end = SCRIPT.index("    def train_batch"), SCRIPT.index('\n\nif __name__')
+    start, end = SCRIPT.index("    def train_batch"), SCRIPT.index("\n\nif __name__")
     closer = SCRIPT[:start] + textwrap.indent(LOOK, "    ") + SCRIPT[end:]
     (project / "train.py").write_text(closer)
     said = do(CLOSER, project).stdout
