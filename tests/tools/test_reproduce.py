@@ -127,7 +127,6 @@ NO += "(0 of 0 parts are not the same). Not as it was: config.training.seed: 0 â
 NO += "first_batch: 0 â†’ 0"
 
 
-
 def change(run: Path, event: str, edit: Callable[[dict[str, Any]], object]) -> None:
     """Changes what the first record of an event says."""
     found = ledger(run)
