@@ -72,7 +72,7 @@ def make(history: History, part: Part, commands: Commands, folder: Path) -> Made
     legs = history.legs(part)
     code = 0
     for leg in legs:
-        code = code or commands.train(leg, output, [*_kept(history, part), leg.last])
+        code = code or commands.train(leg, output, [*history.kept_in(part), leg.last])
     now.saved = {n: s for line in json_lines(again.saved_path(output)) for n, s in line.items()}
     now.saved = {name: saved for name, saved in now.saved.items() if name in then.saved}
     _note_facts(made, legs, [session.start for session in sessions(output)])
@@ -84,10 +84,6 @@ def make(history: History, part: Part, commands: Commands, folder: Path) -> Made
     made.problem = _problem(made, code, here=commands.here)
     made.updates = _updates(output)
     return made
-
-
-def _kept(history: History, part: Part) -> list[int]:
-    return [iteration for iteration in history.kept if part.first < iteration <= part.last]
 
 
 def _begin(history: History, part: Part, output: Path) -> None:
@@ -115,7 +111,7 @@ def _saved(history: History, part: Part) -> dict[str, Any]:
         CheckpointError: One is damaged.
     """
     saved = {}
-    for iteration in _kept(history, part):
+    for iteration in history.kept_in(part):
         checkpoint = history.run / layout.FOLDER / layout.name_of(iteration)
         storage.verify(checkpoint)
         saved[checkpoint.name] = again.what_is_saved(checkpoint)
