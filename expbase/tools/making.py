@@ -80,7 +80,8 @@ def make(history: History, part: Part, commands: Commands, folder: Path) -> Made
     then.numbers = _of_part(history, part, logged(history.run), found)
     now.numbers = _of_part(history, part, found, found.keys() - before.keys())
     if commands.here:
-        made.new = {name: now.numbers.pop(name) for name in now.numbers.keys() - then.numbers}
+        new = [name for name in now.numbers if name not in then.numbers]
+        made.new = {name: now.numbers.pop(name) for name in new}
     made.problem = _problem(made, code, here=commands.here)
     made.updates = _updates(output)
     return made
