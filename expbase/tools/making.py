@@ -97,9 +97,11 @@ def _begin(history: History, part: Part, output: Path) -> None:
     if part.first not in history.kept:
         return
     run = history.run
-    name = layout.name_of(part.first)
-    info = storage.verify(run / layout.FOLDER / name)["info"]
-    shutil.copytree(run / layout.FOLDER / name, output / layout.FOLDER / name)
+    info = storage.verify(run / layout.FOLDER / layout.name_of(part.first))["info"]
+    # The best one of then is there, too: a script may test it at its end.
+    best_then = [iteration for iteration, _ in best.best_of(run) if iteration <= part.first]
+    for name in map(layout.name_of, {part.first, *best_then[:1]}):
+        shutil.copytree(run / layout.FOLDER / name, output / layout.FOLDER / name)
     shutil.copy(run / CONFIG, output)
     if (validations := run / best.FILE).exists():  # which decide what is kept as the best
         (output / best.FILE).write_bytes(validations.read_bytes()[: info[VALIDATIONS_BYTES]])
