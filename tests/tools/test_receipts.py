@@ -51,7 +51,9 @@ def give(history: History, first: int, last: int, **changes: Any) -> Path:
 def test_receipts_of_all_parts_show_the_whole_run_in_any_order(history: History) -> None:
     problem, words = receipts.together(history, [give(history, 2, 4), give(history, 0, 2)])
     assert problem == ""
-    expected = "iterations 1 to 4 in 2 parts, by 2 receipts, the same bits (2 checkpoints, 4 logged"
+    expected = (
+        "iterations 1 to 4, by the receipts of 2 parts, the same bits (2 checkpoints, 4 logged"
+    )
     assert words == f"reproduced: {expected} numbers)"
 
 
