@@ -6,8 +6,7 @@
 What it is to do is in the environment (PLAN), as JSON: `output` is the directory in the place of
 the command's; `last` is the iteration after which it ends, and writes into the file `done` why it
 has not come there, or nothing; `kept` are iterations whose checkpoints are looked at; `sources` are
-the checksums that the code must have, or null; `force` goes on under another config; `updates` asks
-for a line about each update.
+the checksums that the code must have, or null; `updates` asks for a line about each update.
 """
 
 from __future__ import annotations
@@ -46,10 +45,8 @@ class Reproduced(ExperimentBase):
     """Trains into another directory, and ends all ranks when an iteration is done."""
 
     def __init__(self, config: Mapping[str, Any], args: argparse.Namespace) -> None:
-        plan = _plan()
-        options = {"output": plan["output"], "fresh": False}
-        if plan["force"]:
-            options["force"] = True
+        # Forced: of another config the numbers differ, and which keys do is said beside them.
+        options = {"output": _plan()["output"], "fresh": False, "force": True}
         super().__init__(config, argparse.Namespace(**{**vars(args), **options}))
 
     def on_train_begin(self) -> None:

@@ -53,7 +53,7 @@ class Commands:
             done.unlink(missing_ok=True)
             plan = {"output": str(output), "last": leg.last, "done": str(done), "kept": kept}
             plan |= {"sources": None if self.here else start["sources"]}
-            plan |= {"force": self.here, "updates": self._args.updates}
+            plan["updates"] = self._args.updates
             variables = {**start["environment"]}
             variables.pop("CUDA_VISIBLE_DEVICES", None)  # of another machine, perhaps
             code = self._call(

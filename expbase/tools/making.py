@@ -20,7 +20,7 @@ from expbase.engine.run_dir import CONFIG
 from expbase.tools import again
 from expbase.tools.commands import Commands
 from expbase.tools.compare import iteration_of, logged
-from expbase.tools.parts import Facts, History, Leg, Part
+from expbase.tools.parts import History, Leg, Part
 from expbase.tools.runs import sessions
 
 # The facts of a start that may explain a difference, likely causes first.
@@ -60,35 +60,33 @@ def make(history: History, part: Part, commands: Commands, folder: Path) -> Made
         ConfigError: There is nothing to compare, or the code cannot be had.
     """
     made = Made(part)
-    then, now = made.then, made.now
     output = folder / "run"
     try:
         _begin(history, part, output)
-        then.saved = _saved(history, part)
+        made.then.saved = _saved(history, part)
     except layout.CheckpointError as error:
         made.problem = str(error)
         return made
+    there = logged(history.run)
+    if not (made.then.saved or _of_part(history, part, there, ())):
+        raise ConfigError(
+            f"{history.run}: has logged nothing in {part}, and keeps no checkpoint of them, so "
+            "there is nothing to compare; expected a --to that reaches a line of the log."
+        )
     before = logged(output)  # of the run itself
     legs = history.legs(part)
     problem = ""
     for leg in legs:
-        problem = problem or commands.train(leg, output, [*_kept(history, part), leg.last])
-    now.saved = {n: s for line in json_lines(again.saved_path(output)) for n, s in line.items()}
-    now.saved = {name: saved for name, saved in now.saved.items() if name in then.saved}
-    _note_facts(made, legs, [session.start for session in sessions(output)])
+        problem = problem or commands.train(leg, output, [*history.kept_in(part), leg.last])
+    _note_what_was_made(made, legs, output)
     found = logged(output)
-    then.numbers = _of_part(history, part, logged(history.run), found)
-    now.numbers = _of_part(history, part, found, found.keys() - before.keys())
+    made.then.numbers = _of_part(history, part, there, found)
+    made.now.numbers = _of_part(history, part, found, found.keys() - before.keys())
     if commands.here:
-        made.new = {name: now.numbers[name] for name in now.numbers if name not in then.numbers}
-        now.numbers = {name: now.numbers[name] for name in now.numbers if name in then.numbers}
+        new = [name for name in made.now.numbers if name not in made.then.numbers]
+        made.new = {name: made.now.numbers.pop(name) for name in new}
     made.problem = problem or _difference(made, here=commands.here)
-    made.updates = _updates(output)
     return made
-
-
-def _kept(history: History, part: Part) -> list[int]:
-    return [iteration for iteration in history.kept if part.first < iteration <= part.last]
 
 
 def _begin(history: History, part: Part, output: Path) -> None:
@@ -101,9 +99,11 @@ def _begin(history: History, part: Part, output: Path) -> None:
     if part.first not in history.kept:
         return
     run = history.run
-    name = layout.name_of(part.first)
-    info = storage.verify(run / layout.FOLDER / name)["info"]
-    shutil.copytree(run / layout.FOLDER / name, output / layout.FOLDER / name)
+    info = storage.verify(run / layout.FOLDER / layout.name_of(part.first))["info"]
+    # The best one of then is there, too: a script may test it at its end.
+    best_then = [iteration for iteration, _ in best.best_of(run) if iteration <= part.first]
+    for name in map(layout.name_of, {part.first, *best_then[:1]}):
+        shutil.copytree(run / layout.FOLDER / name, output / layout.FOLDER / name)
     shutil.copy(run / CONFIG, output)
     if (validations := run / best.FILE).exists():  # which decide what is kept as the best
         (output / best.FILE).write_bytes(validations.read_bytes()[: info[VALIDATIONS_BYTES]])
@@ -116,31 +116,35 @@ def _saved(history: History, part: Part) -> dict[str, Any]:
         CheckpointError: One is damaged.
     """
     saved = {}
-    for iteration in _kept(history, part):
+    for iteration in history.kept_in(part):
         checkpoint = history.run / layout.FOLDER / layout.name_of(iteration)
         storage.verify(checkpoint)
         saved[checkpoint.name] = again.what_is_saved(checkpoint)
     return saved
 
 
-def _note_facts(made: Made, legs: Sequence[Leg], starts: Sequence[Facts]) -> None:
-    """Notes what may explain a difference; there are few starts if one did not begin."""
-    for leg, start in zip(legs, starts, strict=False):
+def _note_what_was_made(made: Made, legs: Sequence[Leg], output: Path) -> None:
+    """Notes the checkpoints and the updates that were made, and what may explain a difference."""
+    then, now = made.then, made.now
+    for line in json_lines(again.saved_path(output)):
+        now.saved |= {name: saved for name, saved in line.items() if name in then.saved}
+    made.updates = _updates(output)
+    starts = [session.start for session in sessions(output)]
+    for leg, start in zip(legs, starts, strict=False):  # few if one did not begin
         begins = leg.start["iteration"] == made.part.first
         names = [name for name in _FACTS if begins or name not in _OF_BEGIN]
         names = [name for name in names if name in leg.start and name in start]
-        for side, facts in ((made.then, leg.start), (made.now, start)):
+        for side, facts in ((then, leg.start), (now, start)):
             side.facts |= {name: facts[name] for name in names}
         made.changed |= differences(*({n: facts[n] for n in names} for facts in (leg.start, start)))
-    # The versions, threads and flags with which a checkpoint was made.
-    both = [name for name in made.then.saved if name in made.now.saved]
-    for side in (made.then, made.now):
-        side.facts |= {"checkpoint": side.saved[name]["environment"] for name in both}
-        for saved in side.saved.values():
-            del saved["environment"]
-    made.changed |= differences(
-        *({"checkpoint": s.facts.get("checkpoint", {})} for s in (made.then, made.now))
-    )
+    # Not the bits, but the versions, threads and flags with which a checkpoint was made.
+    for side in (then, now):
+        for name, saved in side.saved.items():
+            environment = saved.pop("environment")
+            if name in then.saved.keys() & now.saved.keys():
+                side.facts["checkpoint"] = environment
+    checkpoints = [side.facts.get("checkpoint", {}) for side in (then, now)]
+    made.changed |= differences(*({"checkpoint": facts} for facts in checkpoints))
 
 
 def _of_part(
@@ -168,8 +172,6 @@ def _of_part(
 def _difference(made: Made, *, here: bool) -> str:
     """Returns the first difference, by its iteration; empty if there is none."""
     then, now = made.then, made.now
-    if not (then.numbers or then.saved):
-        raise ConfigError(f"{made.part}: the run has no number of them, and no checkpoint.")
     found = [
         (iteration_of(n), n, pair) for n, pair in differences(then.numbers, now.numbers).items()
     ]

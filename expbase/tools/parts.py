@@ -44,7 +44,8 @@ class History:
 
     run: Path
     starts: Sequence[Facts]  # that have trained what it holds, in order
-    kept: list[int]  # the iterations of its checkpoints, in order
+    kept: list[int]  # the iterations of its checkpoints after that where it began, in order
+    has_kept_first: bool  # one that began from another run's may have saved that state, too
 
     @property
     def first(self) -> int:
@@ -83,6 +84,11 @@ class History:
             )
         return Part(begin, last)
 
+    def kept_in(self, part: Part) -> list[int]:
+        """Returns the iterations of the checkpoints that a part passes, in order."""
+        first = [self.first] * (self.has_kept_first and part.first == self.first)
+        return first + [iteration for iteration in self.kept if part.first < iteration <= part.last]
+
     def legs(self, part: Part) -> list[Leg]:
         """Returns how a part was trained: a run may be continued with other code or config."""
         legs = [Leg(self.maker(part.first + 1), part.last)]
@@ -120,4 +126,5 @@ def history_of(run: Path) -> History:
     first = min(reversed(starts), key=lambda one: one["iteration"])
     starts = starts[starts.index(first) :]
     saved = [layout.iteration_of(path) or 0 for path in layout.listed(run / layout.FOLDER)]
-    return History(run, starts, [one for one in saved if one > first["iteration"]])
+    begin = first["iteration"]
+    return History(run, starts, [one for one in saved if one > begin], begin in saved)

@@ -17,6 +17,7 @@ from expbase.base.files import write_single_file
 from expbase.checkpoint import layout
 from expbase.config import ConfigError
 from expbase.tools.again import what_is_saved
+from expbase.tools.compare import iteration_of, logged
 from expbase.tools.making import Made
 from expbase.tools.parts import History, Part
 
@@ -51,27 +52,24 @@ def _entry(made: Made) -> dict[str, Any]:
 
 def together(history: History, paths: Sequence[Path]) -> tuple[str, str]:
     """Returns why receipts do not show that a run is reproduced as a whole, or "", and a line."""
-    parts: dict[Part, str] = {}
+    there = logged(history.run)
+    parts: set[Part] = set()
+    problems: list[tuple[Part, str]] = []
     numbers: set[str] = set()
+    saved: set[str] = set()
     for path in paths:
         for entry in _read(path):
             part = Part(entry["first"], entry["last"])
-            parts[part] = entry["problem"] or _is_of_another_run(history, entry)
-            if parts[part]:
-                parts[part] = f"{path}: {part}: {parts[part]}"
+            parts.add(part)
             numbers |= entry["then"]["numbers"].keys()
-    problem = next((one for _, one in sorted(parts.items()) if one), "")
-    reached = history.first
-    for part in sorted(parts):
-        if part.first <= reached:
-            reached = max(reached, part.last)
-    end = history.parts()[-1].last
-    if not problem and reached < end:
-        problem = f"no receipt of the iterations from {reached + 1} on, of {end}"
+            saved |= entry["then"]["saved"].keys()
+            if problem := entry["problem"] or _does_not_fit(history, entry, there):
+                problems.append((part, f"{path}: {part}: {problem}"))
+    problem = min(problems)[1] if problems else _missing(history, parts, numbers, there)
     if problem:
         return problem, f"NOT REPRODUCED: {problem}"
-    what = f"{Part(history.first, end)}, by the receipts of {len(parts)} parts"
-    sizes = f"{len(history.kept)} checkpoints, {len(numbers)} logged numbers"
+    what = f"{Part(history.first, history.kept[-1])}, by the receipts of {len(parts)} parts"
+    sizes = f"{len(saved)} checkpoints, {len(numbers)} logged numbers"
     return "", f"reproduced: {what}, the same bits ({sizes})"
 
 
@@ -83,9 +81,18 @@ def _read(path: Path) -> list[dict[str, Any]]:
         raise ConfigError(text) from None
 
 
-def _is_of_another_run(history: History, entry: Any) -> str:
-    """Returns which checkpoint is not what a receipt says that the run has; "" if all are."""
-    for name, saved in entry["then"]["saved"].items():
+def _does_not_fit(history: History, entry: Any, there: dict[str, Any]) -> str:
+    """Returns why a receipt shows nothing of this run; empty if it does.
+
+    Args:
+        history: Of the run.
+        entry: A part in a receipt.
+        there: The numbers that the run has logged.
+    """
+    then = entry["then"]
+    if then["facts"].get("sources") != entry["now"]["facts"].get("sources"):
+        return "it was made with --here, by code that is not the run's"
+    for name, saved in then["saved"].items():
         checkpoint = history.run / layout.FOLDER / name
         if not checkpoint.exists():
             return f"the run has no {name}"
@@ -93,4 +100,20 @@ def _is_of_another_run(history: History, entry: Any) -> str:
         del now["environment"]
         if now != saved:
             return f"the run has another {name} than the one that was compared"
+    for name, number in then["numbers"].items():
+        if repr(number) != repr(there.get(name)):  # nan is not equal to itself
+            return f"{name} was {number} when it was compared; the run has {there.get(name)}"
     return ""
+
+
+def _missing(history: History, parts: set[Part], numbers: set[str], there: dict[str, Any]) -> str:
+    """Returns what no receipt shows of a run; empty if they show all of it."""
+    end = history.parts()[-1].last
+    reached = history.first
+    for part in sorted(parts):
+        if part.first <= reached:
+            reached = max(reached, part.last)
+    if reached < end:
+        return f"no receipt of the iterations from {reached + 1} on, of {end}"
+    left = [name for name in there if iteration_of(name) <= end and name not in numbers]
+    return f"no receipt has {left[0]}" if left else ""

@@ -42,6 +42,7 @@ OWN_TESTS = {
     "recipes": "test_recipes.py",  # the commands, too
     "recipes_around": "test_recipes.py",  # the same
     "notebooks": "test_notebooks.py",  # the same
+    "jumped": "test_jumped.py",  # the same
 }
 
 
@@ -181,7 +182,7 @@ def commands(page: str) -> Iterator[list[str]]:
     [
         p
         for p in TEXT
-        if blocks(p, "bash") and not p.startswith(("first", "recipes", "experiments"))
+        if blocks(p, "bash") and not p.startswith(("first", "recipes", "experiments", "jumped"))
     ],
 )
 def test_the_commands_of_a_page_work(

@@ -1,0 +1,44 @@
+"""What a part finds in its output directory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expbase.checkpoint import layout, storage
+from expbase.config import ConfigError
+from expbase.tools import making
+from expbase.tools.parts import History, Part
+
+
+@pytest.mark.parametrize(
+    ("first", "expected"), [(2, [2]), (4, [2, 4]), (6, [6]), (8, [6, 8]), (0, [])]
+)
+def test_a_part_begins_beside_the_checkpoint_that_was_the_best_one_then(
+    tmp_path: Path, first: int, expected: list[int]
+) -> None:
+    run, output = tmp_path / "run", tmp_path / "0/run"
+    scores = {2: 0.5, 4: 0.4, 6: 0.9, 8: 0.7}
+    (run / layout.FOLDER).mkdir(parents=True)
+    (run / "config.yaml").touch()
+    lines = [{"monitor": "max score", "best": [one]} for one in scores.items()]
+    (run / "validations.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    for iteration in scores:
+        storage.write(run / layout.FOLDER, iteration, {}, {"validations_bytes": 0})
+    history = History(run, [{"iteration": 0}], [*scores], has_kept_first=False)
+    making._begin(history, Part(first, first + 1), output)
+    found = map(layout.iteration_of, layout.listed(output / layout.FOLDER))
+    assert [*found] == expected
+
+
+def test_a_part_of_which_the_run_says_nothing_is_refused_before_it_trains(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "metrics.jsonl").write_text('{"iteration": 10, "train/loss": 0.5}\n')
+    history = History(run, [{"iteration": 0}], [], has_kept_first=False)
+    commands: Any = None  # are not asked
+    with pytest.raises(ConfigError, match="has logged nothing in iterations 1 to 9, and keeps no"):
+        making.make(history, Part(0, 9), commands, tmp_path / "0")
