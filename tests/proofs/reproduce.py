@@ -313,15 +313,20 @@ def project(folder: Path) -> Path:
     return folder
 
 
+def packages(folder: Path) -> str:
+    """Where a project's package is found, before what is on the path already."""
+    return os.pathsep.join([str(folder / "site-packages"), os.environ.get("PYTHONPATH", "")])
+
+
 def train_there(folder: Path, name: str, *words: str, **options: Any) -> None:
     """Makes a run in a project, or continues it."""
-    options["PYTHONPATH"] = str(folder / "site-packages")
+    options["PYTHONPATH"] = packages(folder)
     train(folder, *TRAIN, f"--output=runs/{name}", *words, **options)
 
 
 def say_there(folder: Path, name: str, words: str = "", **variables: str) -> dict[str, Any]:
     """The receipt of a run in a project."""
-    variables["PYTHONPATH"] = str(folder / "site-packages")
+    variables["PYTHONPATH"] = packages(folder)
     return receipt(folder, f"runs/{name}", words, **variables)
 
 
@@ -631,12 +636,12 @@ def _why_wrong(one: Plant, found: Mapping[str, Any], named: list[str]) -> str:
 def receipts(original: Path, folder: Path, count: Count) -> None:
     """Makes parts one by one, with a receipt each, and puts these together."""
     place = shutil.copytree(original, folder / "receipts")
-    packages = str(place / "site-packages")
 
     def one_part(case: str, words: str) -> tuple[str, str]:
         first, last = re.findall(r"\d+", case)
         words += f" --from {first} --to {last}"
-        result = call(place, "-m", "expbase", "reproduce", *words.split(), PYTHONPATH=packages)
+        command = ["-m", "expbase", "reproduce", *words.split()]
+        result = call(place, *command, PYTHONPATH=packages(place))
         wrong = result.returncode != ("says no" in case)
         return result.stderr[-500:] if wrong else "", result.stdout.strip()
 
