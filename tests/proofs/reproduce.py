@@ -548,7 +548,7 @@ def plants(part_of_sample: tuple[int, int]) -> dict[str, Plant]:
         "seed": Plant(seed, PARTS, at_once, "config.training.seed"),
         "config": Plant(lr, PARTS, "train/lr at iteration 1 differs: ", "config.optim.lr"),
         "weights of --init_model_path, a bit": Plant(
-            flip_initial, [(0, 10)], at_once, began_from, **of_weights
+            flip_initial, [(0, 10)], "differs: ", began_from, **of_weights
         ),
         "--checkpoint_path, a bit": Plant(
             partial(flip_weight, 10, byte=HIGH),
