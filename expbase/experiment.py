@@ -733,7 +733,7 @@ class ExperimentBase(Events):
         """
         layers = self.__run.state.saved().layers
         code = self.__run.checkpointer.code
-        model_files.load_model(
+        self.__run.weights_from = model_files.load_model(
             Path(path),
             layers,
             into,

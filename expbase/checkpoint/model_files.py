@@ -244,11 +244,14 @@ def load_model(
     optimizers: Iterable[Any] = (),
     logger: logging.Logger,
     code: Code,
-) -> None:
+) -> Path | None:
     """Loads weights, and nothing else, on all ranks; what fitted goes into the log.
 
     Of `optimizers` the master weights are set, too. A line names the files of the `code` that have
     changed since a checkpoint was written.
+
+    Returns:
+        On rank 0, the file or the checkpoint that `path` means.
 
     Raises:
         WeightsError: They cannot be read, do not fit, or the user must say which layer is meant;
@@ -264,6 +267,7 @@ def load_model(
         info = storage.read_manifest(place)["info"]
         if changed_code := code.changes_since(info, of_others=False):
             logger.warning("%s: %s", place, changed_code)
+    return place
 
 
 def _on_all_ranks(path: Path) -> tuple[Path | None, dict[str, Weights]]:

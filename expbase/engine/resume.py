@@ -15,7 +15,6 @@ from expbase.base.json_lines import json_value
 from expbase.base.streams import show
 from expbase.checkpoint import layout
 from expbase.checkpoint.checkpointer import VALIDATIONS_BYTES
-from expbase.checkpoint.model_files import find_weights
 from expbase.checkpoint.named import find_named
 from expbase.engine.life import Life
 from expbase.engine.run import Run
@@ -91,8 +90,9 @@ def _began_from(run: Run, path: Path | None) -> dict[str, str]:
     options = run.start.options
     digests_of: dict[str, Callable[[], str]] = {}
     if path is None and options.init_model_path:
-        weights = run.start.path(options.init_model_path)
-        digests_of["--init_model_path"] = lambda: _of_weights(find_weights(weights))
+        # Else nobody knows what an override of load_model has read.
+        weights = run.weights_from or run.start.path(options.init_model_path)
+        digests_of["--init_model_path"] = lambda: _of_weights(weights)
     elif path is not None and run.checkpointer.resumable is None:
         digests_of["--checkpoint_path"] = lambda: _of_weights(path)
     if isinstance(options.data, (str, os.PathLike)) and options.data:
@@ -104,7 +104,7 @@ def _began_from(run: Run, path: Path | None) -> dict[str, str]:
 
 def _of_weights(place: Path) -> str:
     """Returns the digest of a checkpoint, or of a file or a folder of weights."""
-    if place.is_dir():
+    if (place / layout.MANIFEST).exists():
         # It lists the checksum of each file, and each was compared when the checkpoint was chosen.
         return f"{digests.of_path(place / layout.MANIFEST)}, a checkpoint's manifest"
     return digests.of_path(place.parent if place.suffix == ".json" else place)  # a model in parts

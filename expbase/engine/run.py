@@ -85,6 +85,7 @@ class Run:
     life = Life.NEW  # RESTORED is set by resume.py
     rank_watch: Any = None  # a Watch, if there are other ranks
     ledger: Ledger | None = None  # of rank 0, once the directory is the run's
+    weights_from: Path | None = None  # what load_model has read last, on rank 0
     _is_past_setup = False  # whether the ledger has this start
 
     def __init__(self, experiment: Any, start: Start) -> None:
