@@ -122,9 +122,24 @@ def history_of(run: Path) -> History:
     starts = [session.start for session in sessions(run) if session.start]
     if not starts or not starts[0]["command"] or "script" not in starts[0]:
         raise ConfigError(f"{run}: holds no run of a script, made by this version of expbase.")
-    # If several starts began at the beginning, the last one: the others had left no checkpoint.
-    first = min(reversed(starts), key=lambda one: one["iteration"])
-    starts = starts[starts.index(first) :]
+    # If several starts began at the beginning, the last one: what the others did was done again.
+    begin = min(one["iteration"] for one in starts)
+    last = max(number for number, one in enumerate(starts) if one["iteration"] == begin)
+    first = starts[last] | _began_from([one for one in starts if one["iteration"] == begin])
+    starts = [first, *starts[last + 1 :]]
     saved = [layout.iteration_of(path) or 0 for path in layout.listed(run / layout.FOLDER)]
-    begin = first["iteration"]
     return History(run, starts, [one for one in saved if one > begin], begin in saved)
+
+
+def _began_from(starts: Sequence[Facts]) -> dict[str, Any]:
+    """Returns the fact of what a run began from, by the starts at its beginning.
+
+    The last of them may have gone on from the run's own copy of a state that an earlier one had
+    from another run's checkpoint.
+    """
+    option = "--checkpoint_path"
+    noted = [dict(one["began_from"]) for one in starts if "began_from" in one]
+    if not noted:
+        return {}
+    before = [one for one in noted if option in one] if starts[-1]["resumed"] else []
+    return {"began_from": {option: one[option] for one in before[-1:]} | noted[-1]}

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from expbase.tools.parts import History, Part
+import pytest
+
+from expbase.tools.parts import History, Part, _began_from
+
+P = "--checkpoint_path"
 
 
 def test_the_state_that_a_run_saved_where_it_began_is_of_the_first_part() -> None:
@@ -13,3 +18,21 @@ def test_the_state_that_a_run_saved_where_it_began_is_of_the_first_part() -> Non
     assert history.kept_in(Part(10, 15)) == [10, 15]
     assert history.kept_in(Part(10, 20)) == [10, 15, 20]
     assert history.kept_in(Part(15, 20)) == [20]
+
+
+@pytest.mark.parametrize(
+    ("starts", "expected"),
+    [
+        ([], {}),
+        ([(None, {"--init_model_path": "a"}), (None, {})], {"began_from": {}}),
+        ([("step-00000010", {P: "a"})], {"began_from": {P: "a"}}),
+        ([("step-00000010", {P: "a"}), ("step-00000010", {P: "b"})], {"began_from": {P: "b"}}),
+        # The second one went on from what the first one had kept of that state.
+        ([("step-00000010", {P: "a"}), ("step-00000010", {})], {"began_from": {P: "a"}}),
+    ],
+)
+def test_what_a_run_began_from_is_what_its_first_state_was_read_from(
+    starts: list[tuple[str | None, dict[str, str]]], expected: dict[str, Any]
+) -> None:
+    facts = [{"resumed": resumed, "began_from": noted} for resumed, noted in starts]
+    assert _began_from(facts) == expected
