@@ -194,7 +194,12 @@ def _updates(output: Path) -> list[str]:
         for update in json_lines(path):
             words = lines.setdefault(update["iteration"], [f"[{update['iteration']}]"])
             for name, numbers in update["logged"].items():
-                words.append(f"{name}={','.join(f'{number:.6g}' for number in numbers)}")
+                words.append(f"{name}={','.join(map(_shown, numbers))}")
             for samples in update["samples"]:
                 words += ["samples", "unknown" if samples is None else ",".join(map(str, samples))]
     return [" ".join(lines[iteration]) for iteration in sorted(lines)]
+
+
+def _shown(number: float) -> str:
+    """Returns a number as text: whole ones may be those of samples."""
+    return f"{number:.0f}" if number.is_integer() and abs(number) < 1e15 else f"{number:.6g}"

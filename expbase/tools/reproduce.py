@@ -15,7 +15,6 @@ code and the packages of now are taken; what they log in addition is shown.
 from __future__ import annotations
 
 import argparse
-import itertools
 import random
 import sys
 import tempfile
@@ -76,6 +75,8 @@ def main(args: argparse.Namespace) -> int:
 
 def _chosen(history: History, args: argparse.Namespace) -> list[Part]:
     """Returns the parts that are to be made, in order."""
+    if args.seed is not None and not args.parts:
+        raise ConfigError("--seed: given without --parts, whose choice it decides.")
     if args.first is not None or args.last is not None:
         if args.parts:
             raise ConfigError("--parts: given with --from or --to, which are one part.")
@@ -113,10 +114,10 @@ def _show(made: Made, *, is_one_of_several: bool) -> None:
     """Prints what a part has shown."""
     for line in made.updates:
         print(line)
-    for name, number in itertools.islice(made.new.items(), _SHOWN):
+    for name, number in [*made.new.items()][-_SHOWN:]:
         print(f"new: {name}: {number}")
     if len(made.new) > _SHOWN:
-        print(f"new: {len(made.new) - _SHOWN} further numbers, which --record writes")
+        print(f"new: {len(made.new)} numbers in all, which --record writes")
     if is_one_of_several:
         print(f"{made.part}: {made.problem or f'the same bits ({_sizes([made])})'}", flush=True)
 
@@ -128,7 +129,7 @@ def _result(history: History, made: list[Made], args: argparse.Namespace) -> str
         yes, no = "the same by the code of now", "NOT THE SAME BY THE CODE OF NOW"
     bad = [one for one in made if one.problem]
     if bad:
-        result = f"{no}: {bad[0].part}: {bad[0].problem}"
+        result = f"{no}: {bad[0].part}: {bad[0].problem.removesuffix('.')}"
         result += f" ({len(bad)} of {len(made)} parts are not the same)" * (len(made) > 1)
     else:
         what = _what([one.part for one in made], history)
