@@ -291,3 +291,13 @@ def test_runs_of_a_released_version_are_not_written_again() -> None:
     assert WRITE.is_released("1.1", changelog)
     assert not WRITE.is_released("1.0", changelog)
     assert not WRITE.is_released("1.2", changelog)
+
+
+@pytest.mark.long
+def test_the_runs_of_this_version_can_be_written(tmp_path: Path) -> None:
+    folder = tmp_path / "made"
+    folder.mkdir()
+    WRITE.write(folder, TESTS.parent, WRITE.KINDS)
+    assert {path.name for path in folder.iterdir()} == {"train.py", WRITE.EXPECTED, *WRITE.KINDS}
+    packages = json.loads((folder / "one/ledger.jsonl").read_text().splitlines()[0])["packages"]
+    assert "pytest" not in packages
