@@ -17,7 +17,6 @@ import functools
 import json
 import logging
 import platform
-import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -145,13 +144,8 @@ class Checkpointer:
 
         def look() -> Path | None:
             path = storage.newest_intact(self._directory, self._logger.warning)
-            if path is not None:  # an error comes before the data is read
-                with (path / STATE_FILE).open("rb") as file:
-                    head = file.read(64)
-                number = re.match(rb'{"format": (\d+)', head)
-                info = storage.read_manifest(path)["info"]
-                if number:  # else it is damaged, or none of ours
-                    check_format(path, int(number[1]), _version_in(info))
+            if path is not None:
+                storage.check_format_at(path)  # an error comes before the data is read
                 there = layout.listed(self._directory)
                 self._ignored = {one.name for one in there[there.index(path) + 1 :]}
             return path
@@ -423,13 +417,16 @@ class Checkpointer:
         opened = rank_state.open_checkpoint(path)
         with storage.reading(path / layout.MANIFEST):
             info = dict(opened.manifest["info"])
+        with storage.reading(path / STATE_FILE):
+            saved = json.loads(opened.state)
+            # First: in another format all else may be another thing, and no damage.
+            check_format(path, saved["format"], info)
+        with storage.reading(path / layout.MANIFEST):
             changed_code = self.code.changes_since(info)
             self.inventory = dict(info.get(_INVENTORY, {}))
             sizes = {name: size for name, size in info.items() if name.endswith("_bytes")}
             self.sizes = {name: len(range(size)) for name, size in sizes.items()}
         with storage.reading(path / STATE_FILE):
-            saved = json.loads(opened.state)
-            check_format(path, saved["format"], _version_in(info))
             values = saved["values"]
             of_ranks = saved["local"]
             if len(of_ranks) == collectives.world_size():
@@ -457,12 +454,6 @@ class Checkpointer:
                     "another --output or with --fresh, from the weights that fit: "
                     "--init_model_path with --init_partial."
                 )
-
-
-def _version_in(info: Mapping[str, Any]) -> str:
-    """Returns the version of expbase that has written a checkpoint; "" if it does not say."""
-    found = re.search(r"expbase ([^, ]+)", str(info.get("versions", "")))
-    return found[1] if found else ""
 
 
 def _objects(contents: Mapping[str, Entry]) -> StatefulObjects:

@@ -6,7 +6,9 @@ A leaf: nothing is read or written here, but that directories are listed.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from expbase.base.exit_codes import ExitCode
 
@@ -64,11 +66,18 @@ def newest_iteration(run: Path) -> int:
     return iteration_of(saved[-1]) or 0 if saved else -1
 
 
-def check_format(path: Path, number: int, version: str) -> None:
-    """Raises a FormatError if a checkpoint is of another version of expbase, which is named."""
+def check_format(path: Path, number: int, info: Mapping[str, Any]) -> None:
+    """Raises a FormatError if a checkpoint is of another version of expbase, which is named.
+
+    Args:
+        path: The checkpoint.
+        number: Of its format.
+        info: What its manifest says of it.
+    """
     if number != FORMAT:
+        found = re.search(r"expbase ([^, ]+)", str(info.get("versions", "")))
         # The manifests of the first versions do not say which one it was.
-        known = version or ("0.1" if number < 8 else "that wrote it")
+        known = found[1] if found else "0.1" if number < 8 else "that wrote it"
         raise FormatError(
             f"{path}: has format {number}, and this version reads {FORMAT}: finish the run with "
             f"expbase {known}, or begin another one from its weights: --init_model_path."

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -34,8 +35,11 @@ from expbase.base.files import (
 )
 from expbase.base.threads import result_of
 from expbase.checkpoint.layout import (
+    FORMAT,
     MANIFEST,
+    STATE_FILE,
     CheckpointError,
+    check_format,
     iteration_of,
     listed,
     name_of,
@@ -140,6 +144,22 @@ def read(
     """
     names = (manifest or read_manifest(path))["files"]
     return {name: mapped(path / name) for name in names}
+
+
+def check_format_at(path: Path) -> None:
+    """Raises a FormatError if the checkpoint at a path is of another version of expbase.
+
+    Nothing is said of one that is damaged: `verify` does that.
+    """
+    state = path / STATE_FILE
+    with reading(state):
+        if not state.is_file():
+            return
+        with state.open("rb") as file:
+            head = file.read(64)
+    number = re.match(rb'{"format": (\d+)', head)
+    if number and int(number[1]) != FORMAT:
+        check_format(path, int(number[1]), read_manifest(path)["info"])
 
 
 def newest_intact(directory: Path, say: Callable[[str], object]) -> Path | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from expbase.checkpoint import layout
+from expbase.checkpoint import layout, storage
 from expbase.config import ConfigError, differences
 from expbase.tools.runs import metric_lines, sessions
 
@@ -118,6 +118,7 @@ def history_of(run: Path) -> History:
 
     Raises:
         ConfigError: It cannot be made again.
+        FormatError: Another version of expbase has written its checkpoints.
     """
     starts = [session.start for session in sessions(run) if session.start]
     if not starts or not starts[0]["command"] or "script" not in starts[0]:
@@ -127,7 +128,10 @@ def history_of(run: Path) -> History:
     last = max(number for number, one in enumerate(starts) if one["iteration"] == begin)
     first = starts[last] | _began_from([one for one in starts if one["iteration"] == begin])
     starts = [first, *starts[last + 1 :]]
-    saved = [layout.iteration_of(path) or 0 for path in layout.listed(run / layout.FOLDER)]
+    checkpoints = layout.listed(run / layout.FOLDER)
+    for path in checkpoints:
+        storage.check_format_at(path)
+    saved = [layout.iteration_of(path) or 0 for path in checkpoints]
     return History(run, starts, [one for one in saved if one > begin], begin in saved)
 
 

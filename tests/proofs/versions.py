@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TOP = Path(__file__).parents[2]
-# Folders, which no name of a file leaves behind.
+# Folders, which no name of a file leaves behind; and the runs of earlier versions, to their bits.
 _TESTS = [f"tests/{name}" for name in "base checkpoint data engine ranks record state".split()]
+_TESTS.append("tests/test_runs.py")
 _SECONDS = 1800.0  # for one command
 NEEDED = ("numpy", "protobuf", "PyYAML", "rich", "visualdl", "yacs")
 _VERSIONS = f"""
