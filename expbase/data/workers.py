@@ -113,6 +113,8 @@ class Fetcher:
         # Paddle draws a seed from numpy when it makes an iterator:
         # paddle/io/dataloader/dataloader_iter.py, _DataLoaderIterMultiProcess.__init__.
         rng.seed_cpu(base)
+        if self._loader.worker_init_fn is not None:  # it may take what one alone can have: a lock
+            self._wait_for_leaving()
         iterator = _started(loader)
         self._wait_for_leaving()  # of the epoch before: they had the time of this start, too
         to_tensors = reader_tensors_at(loader.places[0])
@@ -133,6 +135,7 @@ class Fetcher:
             if last and self._loader._persistent_workers and self._idle is None:
                 self._idle = loader
             elif last:
+                _dismiss(iterator)  # unless it was: the last batch may be an exception
                 self._leaving.append(iterator)
             else:
                 _end_workers(iterator)

@@ -79,6 +79,11 @@ class Internals:
         return self._start.read_only
 
     @property
+    def saved_at(self) -> int:
+        """The iteration of the last checkpoint of this start, which may still be under way; -1."""
+        return self._loop.saved_at
+
+    @property
     def epochs_ended(self) -> int:
         """Epochs whose batches are used up: all that have begun, but for the one under way."""
         return self._loop.epochs_ended

@@ -6,7 +6,8 @@
 What it is to do is in the environment (PLAN), as JSON: `output` is the directory in the place of
 the command's; `last` is the iteration after which it ends, and writes into the file `done` why it
 has not come there, or nothing; `kept` are iterations whose checkpoints are looked at; `sources` are
-the checksums that the code must have, or null; `updates` asks for a line about each update.
+the checksums that the code must have, or null; `updates` asks for a line about each update;
+`experiment` is the class of the run.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from expbase.checkpoint import layout
+from expbase.config import ConfigError
 from expbase.experiment import ExperimentBase
 from expbase.ranks import collectives
 from expbase.record.sources import Code
@@ -33,20 +35,33 @@ PLAN = "EXPBASE_REPRODUCE"
 class Update:
     """What one update has read and logged."""
 
-    def __init__(self) -> None:
+    def __init__(self, iteration: int) -> None:
+        self.iteration = iteration
         self.samples: list[Any] = []  # of each batch: indices in the data set; None: unknown
         self.logged: dict[str, list[float]] = {}  # each number, by its name
 
 
-_under_way: list[Update] = []  # at most one; on the experiment it would be part of its state
+# What one process trains; on the experiment these would be part of its state.
+_under_way: list[Update] = []  # at most one
+_begun: list[str] = []  # the experiments of the script
 
 
 class Reproduced(ExperimentBase):
     """Trains into another directory, and ends all ranks when an iteration is done."""
 
     def __init__(self, config: Mapping[str, Any], args: argparse.Namespace) -> None:
+        plan = _plan()
+        name = type(self).__name__
+        if _begun:  # the one that is made again has ended
+            sys.exit()
+        if name != plan["experiment"]:
+            raise ConfigError(
+                f"reproduce: the script makes {name} before {plan['experiment']}, the run's; "
+                "expected a script that makes one experiment. The words after -- may choose it."
+            )
+        _begun.append(name)
         # Forced: of another config the numbers differ, and which keys do is said beside them.
-        options = {"output": _plan()["output"], "fresh": False, "force": True}
+        options = {"output": plan["output"], "fresh": False, "force": True}
         super().__init__(config, argparse.Namespace(**{**vars(args), **options}))
 
     def on_train_begin(self) -> None:
@@ -60,12 +75,15 @@ class Reproduced(ExperimentBase):
     def going_on(self) -> bool:
         """Ends when the work after the last iteration is done; the end of the run is as always."""
         plan = _plan()
-        if self.iteration in plan["kept"]:
-            self.save()  # if it is not saved: the run's may be of a stop, or by the clock
+        self._write_update()
+        if self.iteration in plan["kept"] and self.internals.saved_at < self.iteration:
+            self.save()  # the run's may be of a stop, or by the clock
         is_going_on = super().going_on()
         if is_going_on and self.iteration > plan["last"]:
             self.internals.wait_for_checkpoint()
             self._leave()
+        if is_going_on and plan["updates"]:
+            _under_way.append(Update(self.iteration))
         return is_going_on
 
     def on_checkpoint_written(self, path: Path) -> None:
@@ -84,17 +102,11 @@ class Reproduced(ExperimentBase):
 
     # --- a line about each update ------------------------------------------------------------
 
-    def train_batch(self) -> None:
-        """Makes an update, and writes its line if that is asked for."""
-        if not _plan()["updates"]:
-            return super().train_batch()
-        update = Update()
-        _under_way[:] = [update]
-        super().train_batch()
-        _under_way.clear()
-        line = {"iteration": self.iteration, "logged": update.logged, "samples": update.samples}
-        with updates_path(_plan()["output"], self.rank).open("a") as file:
-            file.write(f"{json.dumps(line, default=repr)}\n")
+    def _write_update(self) -> None:
+        while _under_way:
+            line = vars(_under_way.pop())
+            with updates_path(_plan()["output"], self.rank).open("a") as file:
+                file.write(f"{json.dumps(line, default=repr)}\n")
 
     def read_batch(self) -> Any:
         """Notes which samples an update has read."""
@@ -106,7 +118,7 @@ class Reproduced(ExperimentBase):
     def log(self, mapping: Any = None, /, *misplaced: Any, **scalars: Any) -> None:
         """Notes what an update has logged."""
         super().log(mapping, *misplaced, **scalars)
-        for update in _under_way:
+        for update in _under_way if self.internals.phase == "train" else ():
             for name, value in {**(mapping or {}), **scalars}.items():
                 update.logged.setdefault(name, []).append(float(value))
 

@@ -46,6 +46,10 @@ class Commands:
         start = leg.start
         with self._code(start["git"], output.with_name("code")) as (top, copy):
             words = [word.replace(f"{top}/", f"{copy}/") for word in start["command"]]
+            if copy != top:
+                words = [
+                    _from_outside(word, top, top / (start["directory"] or "")) for word in words
+                ]
             place = start["script"]
             is_module = words[place - 1 : place] == ["-m"]
             words.insert(place - is_module, again.__file__)
@@ -53,7 +57,7 @@ class Commands:
             done.unlink(missing_ok=True)
             plan = {"output": str(output), "last": leg.last, "done": str(done), "kept": kept}
             plan |= {"sources": None if self.here else start["sources"]}
-            plan["updates"] = self._args.updates
+            plan |= {"updates": self._args.updates, "experiment": start["experiment"]}
             variables = {**start["environment"]}
             variables.pop("CUDA_VISIBLE_DEVICES", None)  # of another machine, perhaps
             code = self._call(
@@ -130,6 +134,21 @@ class Commands:
         finally:
             with contextlib.suppress(ConfigError), self._starting:  # git says why
                 _git(top, "worktree", "remove", "-ff", str(copy))
+
+
+def _from_outside(word: str, top: Path, folder: Path) -> str:
+    """Returns a word; if it is a relative path that leads out of the work tree, from its root.
+
+    Args:
+        word: Of a command, an option's value perhaps: `--data=../data`.
+        top: The work tree.
+        folder: Where the command is given.
+    """
+    option, is_option, value = word.partition("=") if word.startswith("--") else ("", "", word)
+    path = Path(os.path.normpath(folder / value))
+    if ".." in Path(value).parts and not path.is_relative_to(top) and path.exists():
+        value = str(path)
+    return f"{option}{is_option}{value}"
 
 
 def _git(folder: Path, *words: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +34,30 @@ def values(checkpoint: Path) -> dict[str, Any]:
     return {**state, **state.pop("values")}
 
 
-def logged(run: Path, last: float = math.inf) -> dict[str, Any]:
-    """Returns all logged numbers but times and speeds, by name and iteration, in order."""
-    lines = {"": metric_lines(run), f" of {best.FILE}": json_lines(run / best.FILE)}
+def logged(run: Path, iteration: int | None = None, until: float = math.inf) -> dict[str, Any]:
+    """Returns all logged numbers but times and speeds, by name and iteration, in order.
+
+    Args:
+        run: The output directory.
+        iteration: Only those of this one; None: of all.
+        until: Only those that were logged before this time, in seconds since 1970.
+    """
     return {
         f"{name} at iteration {line['iteration']}{place}": value
-        for place, found in lines.items()
-        for line in found
-        if line["iteration"] <= last
+        for place, lines in (("", metric_lines(run)), (f" of {best.FILE}", _validations(run)))
+        for line in lines
+        if iteration in (None, line["iteration"]) and line.get("time", 0.0) < until
         for name, value in line.items()
-        if "/" in name and not name.startswith("speed/")
+        if ("/" in name or name == "best") and not name.startswith("speed/")
     }
+
+
+def _validations(run: Path) -> Iterator[dict[str, Any]]:
+    """Yields the lines about validations, with `best` only if one could be the best."""
+    for line in json_lines(run / best.FILE):
+        if not line.get("best"):
+            line.pop("best", None)
+        yield line
 
 
 def iteration_of(name: str) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 from expbase.base.json_lines import json_lines
 from expbase.checkpoint import best, layout, storage
 from expbase.checkpoint.checkpointer import VALIDATIONS_BYTES
-from expbase.config import ConfigError, differences
+from expbase.config import ConfigError, differences, flatten
 from expbase.engine.run_dir import CONFIG
 from expbase.tools import again
 from expbase.tools.commands import Commands
@@ -54,21 +54,34 @@ class Made:
 
 
 def make(history: History, part: Part, commands: Commands, folder: Path) -> Made:
-    """Makes a part again in a folder, and compares it.
+    """Makes a part again in a folder, which is removed at the end, and compares it.
 
     Raises:
         ConfigError: There is nothing to compare, or the code cannot be had.
     """
     made = Made(part)
-    output = folder / "run"
+    folder.mkdir()
     try:
-        _begin(history, part, output)
-        made.then.saved = _saved(history, part)
+        _make(history, made, commands, folder / "run")
     except layout.CheckpointError as error:
         made.problem = str(error)
-        return made
-    there = logged(history.run)
-    if not (made.then.saved or _of_part(history, part, there, ())):
+    finally:
+        shutil.rmtree(folder)
+    return made
+
+
+def _make(history: History, made: Made, commands: Commands, output: Path) -> None:
+    """Makes a part again in an output directory, and notes what comes out.
+
+    Raises:
+        ConfigError: There is nothing to compare, or the code cannot be had.
+        CheckpointError: The run has a damaged checkpoint.
+    """
+    part = made.part
+    _begin(history, part, output)
+    made.then.saved = _saved(history, part)
+    there = _of_part(history, part, logged(history.run))
+    if not (made.then.saved or there):
         raise ConfigError(
             f"{history.run}: has logged nothing in {part}, and keeps no checkpoint of them, so "
             "there is nothing to compare; expected a --to that reaches a line of the log."
@@ -80,13 +93,15 @@ def make(history: History, part: Part, commands: Commands, folder: Path) -> Made
         problem = problem or commands.train(leg, output, [*history.kept_in(part), leg.last])
     _note_what_was_made(made, legs, output)
     found = logged(output)
-    made.then.numbers = _of_part(history, part, there, found)
-    made.now.numbers = _of_part(history, part, found, found.keys() - before.keys())
+    # What follows a checkpoint is done by who goes on from it.
+    begun = {n for n in found if iteration_of(n) == part.first and n not in before}
+    mine = begun | _of_part(history, part, found).keys()
+    made.then.numbers = {n: v for n, v in logged(history.run).items() if n in begun or n in there}
+    made.now.numbers = {name: number for name, number in found.items() if name in mine}
     if commands.here:
         new = [name for name in made.now.numbers if name not in made.then.numbers]
         made.new = {name: made.now.numbers.pop(name) for name in new}
     made.problem = problem or _difference(made, here=commands.here)
-    return made
 
 
 def _begin(history: History, part: Part, output: Path) -> None:
@@ -95,7 +110,6 @@ def _begin(history: History, part: Part, output: Path) -> None:
     Raises:
         CheckpointError: The checkpoint of it is damaged.
     """
-    output.parent.mkdir()
     if part.first not in history.kept:
         return
     run = history.run
@@ -147,26 +161,21 @@ def _note_what_was_made(made: Made, legs: Sequence[Leg], output: Path) -> None:
     made.changed |= differences(*({"checkpoint": facts} for facts in checkpoints))
 
 
-def _of_part(
-    history: History, part: Part, numbers: dict[str, Any], begun: Collection[str]
-) -> dict[str, Any]:
-    """Returns those numbers that were logged in a part.
+def _of_part(history: History, part: Part, numbers: dict[str, Any]) -> dict[str, Any]:
+    """Returns those numbers of one side that were logged after the first iteration of a part.
 
-    Args:
-        history: Of the run.
-        part: The part.
-        numbers: All of one side.
-        begun: Which of those of its first iteration belong to it: what follows a checkpoint is
-            done by who goes on from it.
+    Where other code went on from the last one, what it has logged there is none of them.
     """
-    last = part.last
-    # Who went on from there with other code has perhaps done what follows.
-    if any(start["iteration"] == last for start in history.starts) and history.has_changed_at(last):
-        last -= 1
+    later = [start for start in history.starts if start["iteration"] == part.last]
+    mine: Collection[str] = numbers
+    if later and history.has_changed_at(part.last):
+        mine = logged(history.run, part.last, until=later[0]["time"])
     at = {name: iteration_of(name) for name in numbers}
-    inner = {name for name in numbers if part.first < at[name] <= last}
-    inner |= {name for name in begun if at.get(name) == part.first}
-    return {name: number for name, number in numbers.items() if name in inner}
+    return {
+        name: number
+        for name, number in numbers.items()
+        if part.first < at[name] < part.last or (at[name] == part.last and name in mine)
+    }
 
 
 def _difference(made: Made, *, here: bool) -> str:
@@ -180,7 +189,7 @@ def _difference(made: Made, *, here: bool) -> str:
         if name not in now.saved:
             found.append((at, name, ("kept", "not made")))
         for key, pair in differences(saved, now.saved.get(name, saved)).items():
-            is_new = here and pair[0] is None  # what is logged more, and who listens
+            is_new = here and key not in flatten(saved)  # what is logged more, and who listens
             found += [] if is_new else [(at, f"{key} of {name}", pair)]
     for _, name, (before, after) in sorted(found, key=lambda one: one[0])[:1]:
         return f"{name} differs: {before} then, {after} now"

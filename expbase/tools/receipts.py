@@ -75,8 +75,12 @@ def together(history: History, paths: Sequence[Path]) -> tuple[str, str]:
 
 def _read(path: Path) -> list[dict[str, Any]]:
     try:
-        return list(json.loads(path.read_bytes())["parts"])
-    except (OSError, ValueError, LookupError, TypeError) as error:
+        parts = list(json.loads(path.read_bytes())["parts"])
+        for part in parts:  # another file would lack these
+            _ = part["first"], part["last"], part["problem"], part["not as it was"]
+            _ = part["then"]["saved"].items(), part["then"]["numbers"].items()
+        return parts
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         text = f"{path}: is no receipt of `reproduce`, which --record writes: {error!r:.200}"
         raise ConfigError(text) from None
 
@@ -90,7 +94,7 @@ def _does_not_fit(history: History, entry: Any, there: dict[str, Any]) -> str:
         there: The numbers that the run has logged.
     """
     then = entry["then"]
-    if then["facts"].get("sources") != entry["now"]["facts"].get("sources"):
+    if any(fact.startswith("sources.") for fact in entry["not as it was"]):
         return "it was made with --here, by code that is not the run's"
     for name, saved in then["saved"].items():
         checkpoint = history.run / layout.FOLDER / name

@@ -673,8 +673,12 @@ def receipts(original: Path, folder: Path, count: Count) -> None:
 
     other = "no.json: iterations 11 to 15: model.safetensors of step-00000015 differs"
     tables: dict[str, tuple[str, int, str]] = {
-        "together, all": ("a10 a15 a20 a30", 0, "in 4 parts, by 4 receipts, the same bits (4 ch"),
-        "together, in another order": ("a30 a10 a20 a15", 0, "iterations 1 to 30 in 4 parts"),
+        "together, all": ("a10 a15 a20 a30", 0, "by the receipts of 4 parts, the same bits (4 ch"),
+        "together, in another order": (
+            "a30 a10 a20 a15",
+            0,
+            "iterations 1 to 30, by the receipts of 4 parts",
+        ),
         "together, one missing": ("a10 a15 a30", 1, "no receipt of the iterations from 16 on"),
         "together, the first missing": ("a15 a20 a30", 1, "no receipt of the iterations from 1 on"),
         "together, the last missing": ("a10 a15 a20", 1, "no receipt of the iterations from 21 on"),

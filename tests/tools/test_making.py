@@ -10,7 +10,7 @@ import pytest
 
 from expbase.checkpoint import layout, storage
 from expbase.config import ConfigError
-from expbase.tools import making
+from expbase.tools import commands, making
 from expbase.tools.parts import History, Part
 
 
@@ -39,6 +39,23 @@ def test_a_part_of_which_the_run_says_nothing_is_refused_before_it_trains(tmp_pa
     run.mkdir()
     (run / "metrics.jsonl").write_text('{"iteration": 10, "train/loss": 0.5}\n')
     history = History(run, [{"iteration": 0}], [], has_kept_first=False)
-    commands: Any = None  # are not asked
+    nobody: Any = None  # is asked
     with pytest.raises(ConfigError, match="has logged nothing in iterations 1 to 9, and keeps no"):
-        making.make(history, Part(0, 9), commands, tmp_path / "0")
+        making.make(history, Part(0, 9), nobody, tmp_path / "0")
+
+
+def test_a_path_that_leads_out_of_the_work_tree_is_found_from_its_copy_too(tmp_path: Path) -> None:
+    top, folder = tmp_path / "top", tmp_path / "top/deep"
+    folder.mkdir(parents=True)
+    (tmp_path / "data").mkdir()
+    words = [
+        "train.py",
+        "--data=../../data",
+        "../../data",
+        "--data=../data",
+        "--x=1",
+        "a=../../data",
+    ]
+    expected = [*words]
+    expected[1:3] = [f"--data={tmp_path}/data", f"{tmp_path}/data"]
+    assert [commands._from_outside(word, top, folder) for word in words] == expected

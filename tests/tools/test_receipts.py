@@ -41,8 +41,9 @@ def give(history: History, first: int, last: int, **changes: Any) -> Path:
     del saved["environment"]
     made = Made(Part(first, last))
     made.then = Side(numbers, {name: saved}, {"sources": {"a.py": "1"}})
-    made.now = Side(numbers, {name: saved}, {"sources": {"a.py": changes.get("source", "1")}})
+    made.now = Side(numbers, {name: saved}, {"sources": {"a.py": "1"}})
     made.problem = changes.get("problem", "")
+    made.changed = {"sources.a.py": ("1", "2")} if "source" in changes else {}
     path = history.run.with_name(f"{first}{last}{''.join(changes)}.json")
     receipts.write(path, history, [made], "")
     return path

@@ -351,6 +351,41 @@ def test_a_run_that_was_killed_and_continued_otherwise_is_reproduced_start_by_st
     assert said.splitlines()[-1] == f"reproduced: iterations 1 to 9 in 2 parts, {numbers}"
 
 
+def test_where_other_code_goes_on_what_was_logged_before_it_is_compared(
+    copied: Path, capfd: Capture
+) -> None:
+    train(copied, "training.max_iteration=9")
+    train(copied, "training.max_iteration=9", "training.log_interval=2")  # it has finished already
+    assert shape(reproduced(capfd, "runs/a", "--from", "7", code=0)).startswith("reproduced: ")
+    for iteration in (7, 9):
+        path = copied / "runs/a/metrics.jsonl"
+        text = path.read_text()
+        path.write_text(re.sub(rf'("iteration": {iteration}, .*"train/loss": )', r"\g<1>9", text))
+        first = "0" if iteration == 7 else "8"
+        said = reproduced(capfd, "runs/a", "--from", first, "--to", str(iteration), code=1)
+        assert f"train/loss at iteration {iteration} differs: 9" in said
+        path.write_text(text)
+
+
+def test_a_checkpoint_from_after_its_validation_begins_a_part_too(
+    copied: Path, capfd: Capture
+) -> None:
+    saving = """
+    def on_evaluate_end(self, results):
+        self.save()
+        super().on_evaluate_end(results)
+
+    def on_train_end("""
+    words = ["--output=runs/b", "training.monitor=accuracy"]
+    (copied / "train.py").write_text(SCRIPT.replace("\n    def on_train_end(", saving))
+    train(copied, *words, "training.save_interval=0")
+    assert reproduced(capfd, "runs/b", code=0).splitlines()[-1].startswith("reproduced: ")
+    path = copied / "runs/b/validations.jsonl"
+    path.write_text(re.sub(r'"best": \[\[6, ', '"best": [[6, 9', path.read_text()))
+    said = reproduced(capfd, "runs/b", code=1)
+    assert "best at iteration 6 of validations.jsonl differs: [[6, 9" in said
+
+
 # --- what is not the same --------------------------------------------------------------------
 
 
@@ -424,6 +459,24 @@ def test_a_config_file_that_has_changed_is_told_by_its_key(copied: Path, capfd: 
     said = reproduced(capfd, "runs/b", "--from", "4", code=1)  # it goes on, under another config
     assert said.startswith("NOT REPRODUCED: iterations 5 to 7: train/")
     assert ". Not as it was: config.training.seed: 1 → 2" in said
+
+
+def test_of_a_script_of_several_experiments_the_run_s_own_is_made_again(
+    copied: Path, capfd: Capture
+) -> None:
+    two = """
+    for kind in (Experiment, type("Second", (Experiment,), {})):
+        output = f"{default_argument_parser().parse_args().output}_{kind.__name__}"
+        exp = kind(kind.default_config(), argparse.Namespace(output=output, device="cpu"))
+        exp.setup()
+        exp.run()
+"""
+    text = SCRIPT.replace("\n    main(Experiment)\n", two).replace("import main", "import *")
+    text = f"import argparse\nfrom expbase import default_argument_parser\n{text}"
+    (copied / "train.py").write_text(text)
+    train(copied)
+    assert ONE in reproduced(capfd, "runs/a_Experiment", *TO_THE_END, code=0)
+    assert "ended with code 1" in reproduced(capfd, "runs/a_Second", *TO_THE_END, code=1)
 
 
 def test_a_command_that_fails_is_told_with_its_code(copied: Path, capfd: Capture) -> None:
