@@ -16,6 +16,7 @@ import pytest
 from forks import LONG_SECONDS
 from tiny import Tiny, make, refusing, run_of, same_bits, saved, trained
 
+from expbase import __version__
 from expbase.__main__ import main
 from expbase.base.arrays import parse
 from expbase.checkpoint import layout, storage
@@ -134,7 +135,8 @@ def test_a_run_of_another_format_is_refused_before_its_data_and_stays_what_it_wa
         def setup_dataloader(self) -> None:
             raise AssertionError("its data is read")
 
-    text = f"has format {number}, and this version reads 15: finish the run with expbase 0.2.0, or"
+    of_manifest = f"finish the run with expbase {__version__}, or"
+    text = f"has format {number}, and this version reads 15: {of_manifest}"
     with pytest.raises(FormatError, match=text):
         trained(Early, tmp_path / "run", max_iteration=4)
     assert (tmp_path / "run/ledger.jsonl").read_bytes() == before
