@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import glob
 import itertools
 import multiprocessing
@@ -228,6 +229,35 @@ def test_workers_end_beside_the_update_of_their_last_batch() -> None:
         worker.join(20)
         assert not worker.is_alive()
     batches.close()
+
+
+def test_what_one_worker_alone_can_hold_is_free_for_the_next_epoch_s(tmp_path: Path) -> None:
+    def hold(worker_id: int) -> None:
+        held.append((tmp_path / "lock").open("w"))
+        fcntl.flock(held[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    held: list[Any] = []
+    data = adapted(DataLoader(Noisy(4), batch_size=2, num_workers=1, worker_init_fn=hold))
+    for epoch in range(1, 5):
+        assert len(drawn(data, epoch)) == 2
+    data.close()
+
+
+def test_workers_end_beside_an_exception_of_the_last_batch_too() -> None:
+    class Last(Noisy):
+        def __getitem__(self, index: int) -> Any:
+            if index == 3:
+                raise KeyError(index)
+            return super().__getitem__(index)
+
+    before = {*multiprocessing.active_children()}
+    failing = adapted(DataLoader(Last(4), batch_size=1, num_workers=1))
+    with pytest.raises(KeyError):
+        drawn(failing, 1)
+    for worker in {*multiprocessing.active_children()} - before:
+        worker.join(20)
+        assert not worker.is_alive()
+    failing.close()
 
 
 @pytest.mark.parametrize("dataset", [Noisy(), Lines()], ids=["indices", "stream"])

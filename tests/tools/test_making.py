@@ -59,3 +59,21 @@ def test_a_path_that_leads_out_of_the_work_tree_is_found_from_its_copy_too(tmp_p
     expected = [*words]
     expected[1:3] = [f"--data={tmp_path}/data", f"{tmp_path}/data"]
     assert [commands._from_outside(word, top, folder) for word in words] == expected
+
+
+def test_a_part_leaves_nothing_in_the_temporary_directory(tmp_path: Path) -> None:
+    history = History(tmp_path / "run", [{"iteration": 0}], [], has_kept_first=False)
+    nobody: Any = None
+    with pytest.raises(ConfigError):
+        making.make(history, Part(0, 9), nobody, tmp_path / "0")
+    assert not (tmp_path / "0").exists()
+
+
+def test_by_the_code_of_now_what_was_none_is_not_what_was_not_there() -> None:
+    made = making.Made(Part(0, 2))
+    made.then.saved = {"step-00000002": {"values": {"level": None}}}
+    made.now.saved = {"step-00000002": {"values": {"level": 3.5, "more": 1}}}
+    problem = "values.level of step-00000002 differs: None then, 3.5 now"
+    assert making._difference(made, here=True) == problem
+    made.now.saved["step-00000002"]["values"]["level"] = None
+    assert making._difference(made, here=True) == ""

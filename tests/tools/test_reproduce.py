@@ -351,6 +351,29 @@ def test_a_run_that_was_killed_and_continued_otherwise_is_reproduced_start_by_st
     assert said.splitlines()[-1] == f"reproduced: iterations 1 to 9 in 2 parts, {numbers}"
 
 
+def test_a_loop_and_a_save_of_one_s_own_are_called_as_in_the_run(
+    copied: Path, capfd: Capture
+) -> None:
+    own = """
+    saves = 0
+
+    def save(self):
+        self.saves += 1
+        super().save()
+
+    def train(self):
+        while self.going_on():
+            Experiment.train_batch(self)
+            self.end_iteration()
+
+    def on_train_end("""
+    (copied / "train.py").write_text(SCRIPT.replace("\n    def on_train_end(", own))
+    train(copied, "--output=runs/b")
+    said = reproduced(capfd, "runs/b", *TO_THE_END, "--updates", code=0).splitlines()
+    assert [line[:3] for line in said[:-1]] == [f"[{number}]" for number in range(1, 8)]
+    assert said[-1] == ONE
+
+
 def test_where_other_code_goes_on_what_was_logged_before_it_is_compared(
     copied: Path, capfd: Capture
 ) -> None:
