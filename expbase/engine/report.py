@@ -11,7 +11,7 @@ import shlex
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from expbase.base.device import peak_memory
@@ -143,7 +143,7 @@ class Report:
     def _plan(self, name: str) -> Iterator[tuple[str, str]]:
         """Yields when training ends, and how often it is validated and saved."""
         training = self._config.training
-        if limits := self._limits(self._data.skips.numbers):
+        if limits := self._limits():
             yield "end", card.end(limits)
         often = card.how_often(training, "valid")
         yield "valid", often if self._start.has_valid else f"never: {name} has no valid()"
@@ -159,7 +159,7 @@ class Report:
 
     def _left(self, iteration: int) -> tuple[int | None, float | None]:
         """Returns iterations and seconds until the end by the config; None if nobody knows."""
-        total = _first(self._limits(self._data.skips.numbers))
+        total = _first(self._limits())
         if total is None:
             return None, None
         left = max(total - iteration, 0)
@@ -172,12 +172,13 @@ class Report:
         It is that of a run that leaves out nothing: else a schedule would change from its start if
         a number is given later.
         """
-        return _first(self._limits())
+        return _first(self._limits(leaves_out=False))
 
-    def _limits(self, left_out: Iterable[int] = ()) -> list[due.Limit]:
+    def _limits(self, *, leaves_out: bool = True) -> list[due.Limit]:
+        """Returns what ends training; what training.skip_updates leaves out is counted, or not."""
         training = self._config.training
         per_epoch = self._data.adapter.updates_per_epoch(training.accumulation_steps)
-        return due.limits(training, per_epoch, left_out)
+        return due.limits(training, per_epoch, self._data.skips.numbers if leaves_out else ())
 
     @contextlib.contextmanager
     def progress(self, iteration: int) -> Iterator[None]:
@@ -202,7 +203,7 @@ class Report:
     def already_finished(self, iteration: int, epoch: int) -> None:
         """Says that nothing is to be trained."""
         position = f"iteration {iteration}" + f", epoch {epoch}" * (epoch > 0)
-        limits = self._limits(self._data.skips.numbers)
+        limits = self._limits()
         reached = [limit for limit in limits if limit.updates is None or limit.updates <= iteration]
         keys = " and ".join(f"training.{limit.key}" for limit in reached or limits)
         self._logger.info(

@@ -13,6 +13,7 @@ the checksums that the code must have, or null; `updates` asks for a line about 
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import json
 import os
@@ -136,11 +137,12 @@ def saved_path(output: str | Path) -> Path:
     return Path(f"{output}.saved.jsonl")
 
 
-def updates_path(output: str | Path, rank: int) -> Path:
-    """Returns where a rank's lines about updates are, beside the output directory."""
+def updates_path(output: str | Path, rank: int | str) -> Path:
+    """Returns where a rank's lines about updates are, beside the output directory; "*": all."""
     return Path(f"{output}.updates.rank_{rank}.jsonl")
 
 
+@functools.cache  # each iteration asks
 def _plan() -> dict[str, Any]:
     return dict(json.loads(os.environ[PLAN]))
 

@@ -80,7 +80,9 @@ def _make(history: History, made: Made, commands: Commands, output: Path) -> Non
     part = made.part
     _begin(history, part, output)
     made.then.saved = _saved(history, part)
-    there = _of_part(history, part, logged(history.run))
+    of_run = logged(history.run)
+    at_end = _names_at_end(history, part)
+    there = _of_part(part, of_run, at_end)
     if not (made.then.saved or there):
         raise ConfigError(
             f"{history.run}: has logged nothing in {part}, and keeps no checkpoint of them, so "
@@ -95,8 +97,8 @@ def _make(history: History, made: Made, commands: Commands, output: Path) -> Non
     found = logged(output)
     # What follows a checkpoint is done by who goes on from it.
     begun = {n for n in found if iteration_of(n) == part.first and n not in before}
-    mine = begun | _of_part(history, part, found).keys()
-    made.then.numbers = {n: v for n, v in logged(history.run).items() if n in begun or n in there}
+    mine = begun | _of_part(part, found, at_end).keys()
+    made.then.numbers = {name: v for name, v in of_run.items() if name in begun or name in there}
     made.now.numbers = {name: number for name, number in found.items() if name in mine}
     if commands.here:
         new = [name for name in made.now.numbers if name not in made.then.numbers]
@@ -161,20 +163,30 @@ def _note_what_was_made(made: Made, legs: Sequence[Leg], output: Path) -> None:
     made.changed |= differences(*({"checkpoint": facts} for facts in checkpoints))
 
 
-def _of_part(history: History, part: Part, numbers: dict[str, Any]) -> dict[str, Any]:
-    """Returns those numbers of one side that were logged after the first iteration of a part.
-
-    Where other code went on from the last one, what it has logged there is none of them.
+def _names_at_end(history: History, part: Part) -> Collection[str] | None:
+    """Returns what was logged at the last iteration of a part before other code went on from it;
+    None if none did.
     """
     later = [start for start in history.starts if start["iteration"] == part.last]
-    mine: Collection[str] = numbers
-    if later and history.has_changed_at(part.last):
-        mine = logged(history.run, part.last, until=later[0]["time"])
+    if not (later and history.has_changed_at(part.last)):
+        return None
+    return logged(history.run, part.last, until=later[0]["time"])
+
+
+def _of_part(part: Part, numbers: dict[str, Any], at_end: Collection[str] | None) -> dict[str, Any]:
+    """Returns those numbers of one side that were logged after the first iteration of a part.
+
+    Args:
+        part: The part.
+        numbers: All of one side.
+        at_end: Which of the last iteration belong to it; None: all.
+    """
     at = {name: iteration_of(name) for name in numbers}
     return {
         name: number
         for name, number in numbers.items()
-        if part.first < at[name] < part.last or (at[name] == part.last and name in mine)
+        if part.first < at[name] <= part.last
+        and (at[name] < part.last or at_end is None or name in at_end)
     }
 
 
@@ -188,9 +200,9 @@ def _difference(made: Made, *, here: bool) -> str:
         at = layout.iteration_of(Path(name)) or 0
         if name not in now.saved:
             found.append((at, name, ("kept", "not made")))
+        known = flatten(saved)  # by the code of now more may be logged, and others may listen
         for key, pair in differences(saved, now.saved.get(name, saved)).items():
-            is_new = here and key not in flatten(saved)  # what is logged more, and who listens
-            found += [] if is_new else [(at, f"{key} of {name}", pair)]
+            found += [(at, f"{key} of {name}", pair)] if key in known or not here else []
     for _, name, (before, after) in sorted(found, key=lambda one: one[0])[:1]:
         return f"{name} differs: {before} then, {after} now"
     return ""
@@ -199,7 +211,7 @@ def _difference(made: Made, *, here: bool) -> str:
 def _updates(output: Path) -> list[str]:
     """Returns a line about each update, with what all ranks have logged and read."""
     lines: dict[int, list[str]] = {}
-    for path in sorted(output.parent.glob(f"{output.name}.updates.*")):
+    for path in sorted(output.parent.glob(again.updates_path(output, "*").name)):
         for update in json_lines(path):
             words = lines.setdefault(update["iteration"], [f"[{update['iteration']}]"])
             for name, numbers in update["logged"].items():

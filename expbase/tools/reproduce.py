@@ -134,7 +134,7 @@ def _result(history: History, made: list[Made], args: argparse.Namespace) -> str
     else:
         what = _what([one.part for one in made], history)
         result = f"{yes}: {what}, the same bits ({_sizes(made)})"
-    if args.seed is not None and args.parts:
+    if args.seed is not None:
         result += f"; --parts {args.parts} --seed {args.seed} takes these"
     for option, digest in made[0].then.facts.get("began_from", {}).items():
         result += f". It began from {option}, {digest}"
