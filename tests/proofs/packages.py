@@ -1,8 +1,8 @@
 """Proves that the wheel and the sdist are whole, and that the wheel works where nothing else is.
 
 Both are built from the files that git knows, and hold what belongs there and nothing else. Then the
-wheel is installed into an empty environment, in which experiments are begun and tried. It needs the
-package index, and the extra `package`.
+wheel is installed into an empty environment, in which experiments are begun, tried, trained,
+killed, continued, listed and shown. It needs the package index, and the extra `package`.
 
     python tests/proofs/packages.py [--built]      # --built: without the environment, for CI
 """
@@ -10,6 +10,7 @@ package index, and the extra `package`.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import email
 import os
 import re
@@ -18,6 +19,8 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import time
+import urllib.request
 import venv
 import zipfile
 from collections.abc import Iterable
@@ -116,22 +119,50 @@ def built(proof: Proof) -> Path:
 
 
 def installed(proof: Proof, wheel: Path) -> None:
-    """Installs the wheel into an empty environment, and does there what its description says."""
+    """Installs the wheel into an empty environment, and uses it there."""
     venv.create(proof.folder / "venv", with_pip=True)
     python = proof.folder / "venv/bin/python"
-    passed = "smoke test passed"
     proof.run("installed", python, "-m", "pip", "install", "-q", f"{wheel}[cpu]")
+    used(proof, python)
+
+
+def used(proof: Proof, python: Path) -> None:
+    """Does with an installed wheel what its description and the README say, without a clone."""
+    passed = "smoke test passed"
     proof.run("new x", python, "-m", "expbase", "new", "x", says="try     python x/train.py")
     proof.run("x is tried", python, "x/train.py", "--smoke", says=passed)
     words = ["--config", "x/config.yaml", "--output", "runs/x"]
     proof.run("x is trained", python, "x/train.py", *words)
     proof.run("new y", python, "-m", "expbase", "new", "y", "--from", "digits")
+    imports = "paddle-expbase[experiments]"
+    proof.run("y has its imports", python, "-m", "pip", "install", "-q", imports)
+    words = ["y/train.py", "--config", "y/config.yaml"]
+    proof.run("y is tried", python, *words, "--smoke", says=passed)
+    words += ["--output", "runs/y"]
+    proof.run("y is trained and its best is tested", python, *words, says="(best)\n[600] epoch=")
+    verified = ["verify", *words[:-1], "verified", "--kills", "2"]
     proof.run(
-        "y has its imports", python, "-m", "pip", "install", "-q", "paddle-expbase[experiments]"
+        "y is killed twice and continued", python, "-m", "expbase", *verified, says="\nidentical: "
     )
-    proof.run("y is tried", python, "y/train.py", "--config", "y/config.yaml", "--smoke",
-              says=passed)  # fmt: skip
     proof.run("runs are listed", python, "-m", "expbase", "ls", "runs", says="finished")
+    proof.run("a run is shown", python, "-m", "expbase", "show", "runs/y", says="finished")
+    proof.say("runs are on the board", board(proof, python))
+
+
+def board(proof: Proof, python: Path) -> str:
+    """What is wrong with the board, which must answer, and end at SIGTERM."""
+    command = [python, "-W", "ignore", "-m", "expbase", "board", "runs", "--port", "0"]
+    with subprocess.Popen(command, cwd=proof.folder, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        address = process.stdout.readline().partition("/app/")[0]
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        answer, end = "", time.monotonic() + 120
+        while address and not answer and process.poll() is None and time.monotonic() < end:
+            with contextlib.suppress(OSError):  # it starts
+                answer = opener.open(f"{address}/app/api/runs", timeout=60).read().decode()
+        process.terminate()
+    is_well = "runs/x" in answer and "runs/y" in answer and process.returncode == 143
+    return "" if is_well else f"{address}: {answer}, exit code {process.returncode}"
 
 
 def main() -> int:

@@ -1,8 +1,9 @@
 """Which versions of Python, of Paddle and of what else is needed work: an environment for each.
 
-In each environment digits is trained, killed twice and continued (`verify`), and the tests of the
-core run, those of two processes among them. A row of the table is printed when its environment is
-done: the table of docs/versions.md. It needs the package index, and interpreters named python3.10
+In each environment the wheel is installed and used without a clone, as packages.py does it: digits
+is trained, killed twice and continued (`verify`). Then the tests of the core run, those of two
+processes among them. A row of the table is printed when its environment is done: the table of
+docs/versions.md. It needs the package index, the extra `package`, and interpreters named python3.10
 and so on, on the path or in pyenv; three to ten minutes for each row.
 
     python tests/proofs/versions.py [--only "3.12 3.3.1"] [--keep DIR]
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import configparser
+import contextlib
 import os
 import re
 import shutil
@@ -20,6 +22,8 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+
+import packages
 
 TOP = Path(__file__).parents[2]
 # Folders, which no name of a file leaves behind; and the runs of earlier versions, to their bits.
@@ -32,7 +36,7 @@ from importlib.metadata import version
 print(", ".join(f"{{name}} {{version(name)}}" for name in {NEEDED}))
 """
 HEADER = """\
-| Python | Paddle | with | digits, killed twice and continued | tests |
+| Python | Paddle | with | used from the wheel | tests |
 |---|---|---|---|---|"""
 
 
@@ -105,44 +109,50 @@ def run(log: Path, *command: str) -> str | None:
         return None if ended.returncode else file.read()
 
 
-def install(cell: Cell, folder: Path) -> str | None:
+def install(cell: Cell, folder: Path, wheel: Path) -> str | None:
     """Makes the environment, or completes one that was kept; what it has; None: it failed."""
     log, python = folder / "log.txt", str(folder / "venv/bin/python")
     wanted = [f"paddlepaddle=={cell.paddle}"]
     if cell.oldest:
         wanted += [f"{name}=={v}" for name, v in oldest().items() if name != "paddlepaddle"]
-    extras = ".[test]" if cell.refused else ".[cpu,test]"  # which asks for one that works
-    pip = [python, "-m", "pip", "install", "-q", *wanted, "-e", extras]
+    extras = "experiments" if cell.refused else "cpu"  # which asks for one that works
+    pip = [python, "-m", "pip", "install", "-q", *wanted, f"{wheel}[{extras}]"]
     if not Path(python).exists():
         run(log, interpreter(cell.python), "-m", "venv", str(folder / "venv"))
+    run(log, python, "-m", "pip", "uninstall", "-q", "-y", "paddle-expbase")  # of one that was kept
     return run(log, *pip) is not None and run(log, python, "-c", _VERSIONS) or None
 
 
-def trained(cell: Cell, folder: Path) -> str:
-    """What became of digits: "identical", "refused", or "FAILED"."""
-    log, python = folder / "log.txt", str(folder / "venv/bin/python")
-    digits, output = "experiments/digits/train.py", str(folder / "digits")
-    shutil.rmtree(output, ignore_errors=True)
-    if cell.refused:
-        is_ended = run(log, python, digits, "--output", output) is None
-        is_named = f"error: paddle {cell.paddle}: " in log.read_text()
-        return "refused" if is_ended and is_named else "FAILED"
-    command = [python, "-m", "expbase", "verify", digits, "--output", output, "--kills", "2"]
-    return "identical" if run(log, *command) is not None else "FAILED"
+def used(cell: Cell, folder: Path) -> str:
+    """What became of the wheel without a clone: "13 of 13", "refused", or "FAILED"."""
+    log, python = folder / "log.txt", folder / "venv/bin/python"
+    with tempfile.TemporaryDirectory(dir=folder) as empty:
+        proof = packages.Proof(Path(empty))
+        with log.open("a") as file, contextlib.redirect_stdout(file):
+            if not cell.refused:
+                packages.used(proof, python)
+                is_well = all(proof.held)
+                return f"{len(proof.held)} of {len(proof.held)}" if is_well else "FAILED"
+            proof.run("new y", python, "-m", "expbase", "new", "y", "--from", "digits")
+            proof.run("refused", python, "y/train.py")
+    is_named = f"error: paddle {cell.paddle}: " in log.read_text()
+    return "refused" if proof.held == [True, False] and is_named else "FAILED"
 
 
 def tested(folder: Path) -> str:
-    """How many tests passed; "FAILED" if not all of them."""
-    python = str(folder / "venv/bin/python")
-    printed = run(folder / "log.txt", python, "-m", "pytest", "-p", "no:cacheprovider", *_TESTS)
+    """How many tests passed, with the code of the clone; "FAILED" if not all of them."""
+    log, python = folder / "log.txt", str(folder / "venv/bin/python")
+    if run(log, python, "-m", "pip", "install", "-q", "-e", ".[test]") is None:
+        return "FAILED"
+    printed = run(log, python, "-m", "pytest", "-p", "no:cacheprovider", *_TESTS)
     return printed.strip().splitlines()[-1].partition(" in ")[0] if printed else "FAILED"
 
 
-def row(cell: Cell, folder: Path) -> tuple[str, bool]:
+def row(cell: Cell, folder: Path, wheel: Path) -> tuple[str, bool]:
     """A row of the table, and whether all is well."""
     (folder / "log.txt").write_text("")
-    versions = install(cell, folder)
-    results = [trained(cell, folder), "" if cell.refused else tested(folder)] if versions else []
+    versions = install(cell, folder, wheel)
+    results = [used(cell, folder), "" if cell.refused else tested(folder)] if versions else []
     texts = [cell.python, cell.paddle, (versions or "FAILED to install").strip(), *results]
     return f"| {' | '.join(texts)} |", bool(versions) and "FAILED" not in results
 
@@ -156,11 +166,14 @@ def main() -> int:
     top = args.keep or Path(tempfile.mkdtemp(prefix="expbase-versions-"))
     cells = [cell for cell in CELLS if args.only in str(cell)]
     failed = 0
+    shutil.rmtree(top / "build", ignore_errors=True)
+    (top / "build").mkdir(parents=True)
+    wheel = packages.built(packages.Proof(top / "build"))
     print(HEADER, flush=True)
     for cell in cells:
         folder = top / str(cell).replace(" ", "-")
         folder.mkdir(parents=True, exist_ok=True)
-        text, is_well = row(cell, folder)
+        text, is_well = row(cell, folder, wheel)
         failed += not is_well
         print(text if is_well else f"{text} see {folder / 'log.txt'}", flush=True)
         if is_well and not args.keep:
