@@ -109,7 +109,9 @@ class Fetcher:
         # `is None`, because bool() of a DataLoader asks for its length.
         loader = self._worker_loader() if self._idle is None else self._idle
         self._idle = None
-        loader.batch_sampler.keys = ([(base, taken)] for taken, _ in ahead)
+        failed: list[BaseException] = []
+        keys = ([(base, taken)] for taken, _ in ahead)
+        loader.batch_sampler.keys = _until_failure(keys, failed)
         # Paddle draws a seed from numpy when it makes an iterator:
         # paddle/io/dataloader/dataloader_iter.py, _DataLoaderIterMultiProcess.__init__.
         rng.seed_cpu(base)
@@ -125,6 +127,8 @@ class Fetcher:
                 if last and not self._loader._persistent_workers:
                     _dismiss(iterator)  # they end beside the update: it takes some milliseconds
                 yield to_tensors(batch), taken, last
+            if failed:  # in the sampler: behind the batches before it, as without workers
+                raise failed[0]
         except SystemError as error:
             _explain_dead_worker(error)  # before the others are ended
             raise
@@ -363,6 +367,18 @@ class _Keys:
 
     def __iter__(self) -> Iterator[list[Any]]:
         return self.keys
+
+
+def _until_failure(keys: Iterator[Any], failed: list[BaseException]) -> Iterator[Any]:
+    """Yields keys; an exception is noted, and ends them.
+
+    Paddle asks for the first ones while it makes its iterator, and in 3.0 leaves the workers alone
+    when that fails: a process then waits for them at its end, for ever.
+    """
+    try:
+        yield from keys
+    except (Exception, SystemExit) as error:
+        failed.append(error)
 
 
 def streamed_by_workers(loader: DataLoader, name: str) -> Iterator[Any]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 import operator
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -43,6 +43,7 @@ from expbase.state.nodes import (
     GroupNode,
     Node,
     WholeNode,
+    is_same_key,
 )
 from expbase.state.paths import Spot
 from expbase.state.walk import Walk, WalkedNames, no_garbage_collection
@@ -227,7 +228,7 @@ class Values:
         state[_ORDER] = {
             name: [encoder.key(key, name) for key in keys[name]]
             for name in sorted(self._ordered & nodes.keys())
-            if WHOLE not in keys[name]  # it has grown long since
+            if not _is_long(keys[name])  # it has grown since
         }
         state[_CONSTANTS] = self._constants
         return state
@@ -248,10 +249,11 @@ class Values:
         """Notes which places are gone, and which dicts have another order."""
         for name, now in keys.items():
             before = self._keys.get(name)
-            if before == now or before is None:
+            is_as_long = before is not None and len(before) == len(now)
+            if before is None or (is_as_long and all(map(is_same_key, before, now))):
                 continue
             if isinstance(nodes[name], DictNode):
-                if now != [WHOLE] and len(now) == len(nodes[name].places()):
+                if len(now) == len(nodes[name].places()) and not _is_long(now):
                     self._ordered.add(name)
             else:
                 gone = [[name, key] for key in before if key not in now]
@@ -264,8 +266,8 @@ class Values:
         if held is None or name in self._moved or self._reached.registered:
             return False
         now = node.places()
-        is_same_of = map(operator.is_, now.values(), held.values())
-        return len(now) == len(held) and all(is_same_of) and [*now] == [*held]
+        both = (now.values(), held.values()), (now, held)
+        return len(now) == len(held) and all(all(map(operator.is_, *pair)) for pair in both)
 
     def _has_changed(self, place: Place, names: Names) -> bool:
         if place.path in self._changed:
@@ -428,6 +430,11 @@ class Values:
             if not is_same(then, self._begun.get(path, _NOTHING)):
                 yield path
         self._restored = {}
+
+
+def _is_long(keys: Iterable[Any]) -> bool:
+    """Returns whether a dict has one place for all of its items."""
+    return any(key is WHOLE for key in keys)
 
 
 def look(value: Any, names: Names, *, is_whole: bool = False) -> Any:

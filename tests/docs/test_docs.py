@@ -239,6 +239,26 @@ def test_the_pages_show_what_the_tools_print(page: str) -> None:
     assert [line for line in lines if not is_printed(line.removeprefix("WARNING: "))] == []
 
 
+PROVED = re.compile(
+    r"^\| .+ \| \[(\w+)\.py\]\(\.\./tests/proofs/\1\.py\) \| (.+) \| "
+    r"(\d{4}-\d\d-\d\d) \| (\d+\.\d+\.\d+) \|$",
+    re.M,
+)
+
+
+def test_the_page_of_proofs_has_what_each_script_counted_in_both_languages_the_same() -> None:
+    pages = ("proofs.md", "proofs.zh.md")
+    english, chinese = (PROVED.findall((DOCS / p).read_text(encoding="utf-8")) for p in pages)
+    scripts = sorted((ROOT / "tests/proofs").glob("*.py"))
+    counting = [path.stem for path in scripts if "(description=__doc__" in path.read_text()]
+    assert sorted(name for name, *_ in english) == counting
+    for (name, text, *rest), (other, chinese_text, *chinese_rest) in zip(
+        english, chinese, strict=True
+    ):
+        assert (name, *rest) == (other, *chinese_rest)
+        assert re.findall(r"\d+", text) == re.findall(r"\d+", chinese_text)
+
+
 # --- links and the site ----------------------------------------------------------------------
 
 

@@ -50,14 +50,15 @@ class Proof:
         print(f"{'BAD' if wrong else 'ok '} {name}", *[wrong] * bool(wrong), flush=True)
 
     def run(self, name: str, *command: str | Path, says: str = "") -> None:
-        """Runs a command in the folder; it must succeed, and say something on stdout."""
+        """Runs a command in the folder; it must succeed, and say something."""
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
         result = subprocess.run(
             command, cwd=self.folder, env=environment | {"PYTHONWARNINGS": "ignore"},
             capture_output=True, text=True, timeout=1800, check=False,
         )  # fmt: skip
-        is_good = result.returncode == 0 and says in result.stdout
-        self.say(name, "" if is_good else f"\n{result.stdout[-2000:]}{result.stderr[-4000:]}")
+        printed = f"{result.stdout[-2000:]}\n{result.stderr[-4000:]}"
+        is_good = result.returncode == 0 and says in printed
+        self.say(name, "" if is_good else f"\n{printed}")
 
 
 def known_to_git() -> list[str]:
@@ -139,11 +140,9 @@ def used(proof: Proof, python: Path) -> None:
     words = ["y/train.py", "--config", "y/config.yaml"]
     proof.run("y is tried", python, *words, "--smoke", says=passed)
     words += ["--output", "runs/y"]
-    proof.run("y is trained and its best is tested", python, *words, says="(best)\n[600] epoch=")
-    verified = ["verify", *words[:-1], "verified", "--kills", "2"]
-    proof.run(
-        "y is killed twice and continued", python, "-m", "expbase", *verified, says="\nidentical: "
-    )
+    proof.run("y is trained and its best is tested", python, *words, says="test/accuracy=")
+    verified = ["verify", "y/train.py", "--output", "verified", "--kills", "2", "--", *words[1:3]]
+    proof.run("y is killed twice", python, "-m", "expbase", *verified, says="identical: ")
     proof.run("runs are listed", python, "-m", "expbase", "ls", "runs", says="finished")
     proof.run("a run is shown", python, "-m", "expbase", "show", "runs/y", says="finished")
     proof.say("runs are on the board", board(proof, python))

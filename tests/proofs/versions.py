@@ -124,7 +124,7 @@ def install(cell: Cell, folder: Path, wheel: Path) -> str | None:
 
 
 def used(cell: Cell, folder: Path) -> str:
-    """What became of the wheel without a clone: "13 of 13", "refused", or "FAILED"."""
+    """What became of the wheel without a clone: "11 of 11", "refused", or "FAILED"."""
     log, python = folder / "log.txt", folder / "venv/bin/python"
     with tempfile.TemporaryDirectory(dir=folder) as empty:
         proof = packages.Proof(Path(empty))

@@ -585,6 +585,20 @@ def test_a_dict_by_parameters_ids_or_automatic_names_fits_another_order_of_const
     assert other.layers[0].by_id == {id(other.layers[1].weight): 7}
 
 
+def test_a_dict_by_parameters_may_change_its_order_whatever_shapes_and_numbers_they_have() -> None:
+    def made(sizes: tuple[int, ...]) -> dict[str, Any]:
+        parameters = [paddle.zeros([size]) for size in sizes]
+        return {"parameters": parameters, "table": dict(zip(parameters, sizes, strict=True))}
+
+    for sizes in [(2, 3, 4), (1, 1, 1)]:
+        one = Start(made(sizes))
+        first = one.own.parameters[0]
+        one.own.table[first] = one.own.table.pop(first)
+        other = Start(made(sizes), one.saved()).own
+        _, *rest = other.parameters
+        assert [*map(id, other.table)] == [*map(id, rest), id(other.parameters[0])]
+
+
 def test_keys_of_any_kind_are_found_again() -> None:
     def made() -> dict[str, Any]:
         boxes = [SimpleNamespace(), Meter()]
