@@ -12,6 +12,7 @@ ten), and where a text is expected what was written is the text, in lists, too.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
@@ -77,6 +78,17 @@ class Config(CfgNode):  # type: ignore[misc]  # yacs has no types
             )
         _check_types(init_dict or {})
         super().__init__(init_dict, None, new_allowed)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self:
+            return self[name]
+        if name.startswith("__"):  # Python asks for many
+            raise AttributeError(name)
+        near = nearest(name, self, 0.6)
+        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(self)}."
+        if name == "training":
+            hint = "expected `config = super().default_config()` at the start of default_config."
+        raise AttributeError(f"config: no key {name!r} here; {hint}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         _check_types(value, name)
@@ -245,8 +257,10 @@ def _load(path: str | Path) -> dict[str, Any]:
     """Returns the mapping of a YAML file, as `load_yaml`, with a Word for each plain scalar."""
     try:
         text = read_bytes(Path(path), _MOST_BYTES).decode()
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error}.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: {error}; expected a file that was saved as UTF-8.") from error
     loaded = _parsed(text, str(path))
     if not isinstance(loaded, dict):
         raise ConfigError(f"{path}: holds no mapping; expected `key: value` lines.")
@@ -485,4 +499,6 @@ def _parsed(text: str, source: str) -> Any:
         return loaded
     # Its constructors end in any of these: at `!!bool x`, say.
     except (yaml.YAMLError, *DAMAGES) as error:
-        raise ConfigError(f"{source}: not YAML: {error}") from error
+        wide = re.search(r"(?m)^\s*([\w.]+)：", text)
+        hint = f"\nExpected `{wide[1]}: `, with a colon of ASCII and a space." if wide else ""
+        raise ConfigError(f"{source}: not YAML: {error}{hint}") from error

@@ -61,7 +61,7 @@ class Smoke(ExperimentBase):
         self.smoke_is_trained = True
         internals = self.internals
         if internals.grad_scaler is None and any(internals.learning_rates().values()):
-            for text in first.look(has_logged=True, has_read=True):
+            for text in first.look(has_logged=True):
                 self.logger.warning("in %d updates %s", self.smoke_updates, text)
         if not steps_by_epochs(type(self)):  # an epoch is too long for a trial
             for text in first.look_at_schedules(has_validated=True):

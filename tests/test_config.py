@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import os
+import pickle
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -338,7 +340,8 @@ def test_an_open_section_takes_any_keys_again_and_again(tmp_path: Path) -> None:
         ("c.yaml", b"", "holds no mapping; expected `key: value` lines"),
         ("c.yaml", b"- 1\n- 2\n", "holds no mapping; expected `key: value` lines"),
         ("c.yaml", b"a: [1\n", "not YAML"),
-        ("c.yaml", b"a: \xff\n", "cannot be read"),
+        ("c.yaml", b"a: \xff\n", "expected a file that was saved as UTF-8"),
+        ("c.yaml", "a:\n  lr：3\n b: 1\n".encode(), "Expected `lr: `, with a colon of ASCII"),
         ("c.yaml", None, "cannot be read"),
         ("c.yaml", b"a: !!python/object/apply:os.getcwd []\n", "not YAML"),
         ("c.yaml", b"training: {seed: 1}\ntraining: {max_epoch: 2}\n", "'training'"),
@@ -572,3 +575,21 @@ def test_values_within_the_config_may_be_written(tmp_path: Path) -> None:
             self.config.training.log_interval = 3
 
     trained(Writing, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("modle", r"did you mean 'model'\?$"),
+        ("zzz", "expected one of model, optim.$"),
+        ("training", r"expected `config = super\(\)\.default_config\(\)` at the start"),
+    ],
+)
+def test_a_key_that_code_mistypes_is_answered_with_the_one_that_is_like_it(
+    name: str, hint: str
+) -> None:
+    config = Config({"model": {"width": 1}, "optim": {}})
+    with pytest.raises(AttributeError, match=f"no key '{name}' here; {hint}"):
+        getattr(config, name)
+    assert not hasattr(config, name)
+    assert copy.deepcopy(config) == pickle.loads(pickle.dumps(config)) == config

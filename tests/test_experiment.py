@@ -14,7 +14,18 @@ import numpy as np
 import paddle
 import pytest
 from paddle.io import DataLoader
-from tiny import Notes, Points, Tiny, curve, make, metrics, saved, trained, training_config
+from tiny import (
+    Notes,
+    Points,
+    Tiny,
+    curve,
+    make,
+    metrics,
+    run_script,
+    saved,
+    trained,
+    training_config,
+)
 
 from expbase import Config, ConfigError, ExperimentBase
 from expbase.engine.life import Life
@@ -216,15 +227,35 @@ def test_an_optimizer_of_parameters_that_nobody_saves_is_refused(tmp_path: Path)
         make(Hidden, tmp_path / "run").setup()
 
 
-def test_that_train_batch_reads_no_batch_is_said_once(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("training", "said_at"), [({"max_iteration": 2}, 2), ({"max_iteration": 0, "max_epoch": 2}, 1)]
+)
+def test_that_train_batch_reads_no_batch_is_said_once_and_early_if_only_epochs_end_the_run(
+    tmp_path: Path, training: dict[str, int], said_at: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     class Careless(Tiny):
         def train_batch(self) -> None:
             next(iter(self.train_loader))
+            if self.iteration == 3:
+                self.stop("it would not end")
 
-    trained(Careless, tmp_path / "run", max_iteration=2)
-    assert capfd.readouterr().err.count("train_batch did not call self.read_batch()") == 1
+    trained(Careless, tmp_path / "run", **training)
+    err = capfd.readouterr().err
+    assert err.count("train_batch did not call self.read_batch()") == 1
+    assert f"[{said_at}] in {said_at} updates train_batch did not call" in err
+
+
+def test_a_trial_says_that_train_batch_reads_no_batch(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "from tiny import Tiny\nfrom expbase import main\n"
+        "class Careless(Tiny):\n    def train_batch(self):\n        super().train_batch()\n"
+        "    def read_batch(self):\n        return next(iter(self.train_loader))\n"
+        "main(Careless)\n"
+    )
+    result = run_script(script, "--smoke", "--device", "cpu")
+    assert "train_batch did not call self.read_batch()" in result.stderr
+    assert "smoke test passed" in result.stdout
 
 
 def test_state_is_named_before_training(tmp_path: Path) -> None:

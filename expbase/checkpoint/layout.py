@@ -37,8 +37,9 @@ class NonFiniteError(FloatingPointError):
     """A logged training scalar, a parameter or an accumulator is not finite: none is written."""
 
     def __init__(self, bad: str, newest: str) -> None:
+        good = "there is none yet" if newest == "none yet" else f"the last good one is {newest}"
         super().__init__(
-            f"not finite: {bad}. No checkpoint holds it; the last good one is {newest}. Lower the "
+            f"not finite: {bad}. No checkpoint holds it; {good}. Lower the "
             "learning rate or clip gradients; with training.nonfinite=warn the run goes on."
         )
 

@@ -162,6 +162,19 @@ def check_format_at(path: Path) -> None:
         check_format(path, int(number[1]), read_manifest(path)["info"])
 
 
+def position_at(path: Path) -> Any:
+    """Returns what a checkpoint has of the data's position, before anything is restored.
+
+    None if it has nothing: what is wrong with it is said when it is restored.
+    """
+    try:
+        with reading(path / STATE_FILE):
+            content = json.loads((path / STATE_FILE).read_bytes())
+        return content["values"]["data"]
+    except (CheckpointError, LookupError, RecursionError, TypeError):
+        return None
+
+
 def newest_intact(directory: Path, say: Callable[[str], object]) -> Path | None:
     """Returns the newest checkpoint that verifies, in a directory that no other process writes to.
 

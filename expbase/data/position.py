@@ -10,7 +10,9 @@ A LoaderAdapter decides which batches an epoch has.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
+from fractions import Fraction
 from typing import Any
 
 from expbase.config import ConfigError
@@ -37,6 +39,10 @@ class DataPosition:
         self._iteration = 0  # the iteration for which the last batch was read
         self._reads = 0  # batches read for that iteration
         self._batch_size: int | None = None  # when the epoch was opened
+        self.updates_per_epoch: Fraction | None = None  # one may lie in two epochs; None: unknown
+        # How many more updates the epochs before this start had than they would have now: with
+        # another batch size or number of ranks. So much longer the run is in all.
+        self.ahead = Fraction(0)
 
     def attach(
         self,
@@ -44,6 +50,7 @@ class DataPosition:
         *,
         leaves_epochs: bool = False,
         skip_updates: Iterable[int] = (),
+        accumulation_steps: int = 1,
     ) -> None:
         """Sets the training data.
 
@@ -52,8 +59,10 @@ class DataPosition:
             leaves_epochs: If a checkpoint within an epoch has another order of samples, go on with
                 the next epoch, as with --force, instead of an error.
             skip_updates: The updates whose batches are left out.
+            accumulation_steps: Batches of an update, on each rank and of each share.
         """
         self.adapter = adapter
+        self.updates_per_epoch = adapter.updates_per_epoch(accumulation_steps)
         self.skips = Skips(skip_updates)
         self.leaves_epochs = leaves_epochs
         self.batches = Batches(_nothing(), adapter, ended=True)
@@ -181,6 +190,8 @@ class DataPosition:
             "position": self.batches.taken.end,
             "ended": self.batches.ended or not self.epoch,
             "skipped": [*self.skips.done],
+            "updates_per_epoch": self.updates_per_epoch and str(self.updates_per_epoch),
+            "ahead": str(self.ahead),
             "loader": loader,
             "layout": self._layout,
             "order": None if self.batches.ended else self.adapter.checksum(),
@@ -213,6 +224,7 @@ class DataPosition:
         adapter = self.adapter
         if adapter.loader is None:
             return []
+        self.expect(state)
         self.skips.done = [*state.get("skipped", [])]  # there was a time before it
         reasons = adapter.load_state_dict(state["loader"])
         there = state["layout"]
@@ -244,6 +256,29 @@ class DataPosition:
             text = f"{_described(there)} there, {_described(now)} now"
             reasons.append(f"{adapter.name}: {text}: {how}")
         return reasons
+
+    def expect(self, state: Any) -> None:
+        """Notes, before a state is restored, how much longer its run is than its epochs of now.
+
+        What is wrong with a state is said when it is restored.
+        """
+        match state:
+            case {"ahead": str(), "updates_per_epoch": str(), "epoch": int(), "batches": int()}:
+                with contextlib.suppress(LookupError, TypeError, ValueError):
+                    self.ahead = self._ahead_of(state)
+
+    def _ahead_of(self, state: Mapping[str, Any]) -> Fraction:
+        then, now = Fraction(state["updates_per_epoch"]), self.updates_per_epoch
+        ahead, batches = Fraction(state["ahead"]), self.adapter.batches_per_epoch
+        if then == now or now is None or not batches:
+            return ahead
+        epochs = Fraction(state["epoch"])
+        if not state["ended"] and self._has_order_of(state):
+            read = Fraction(state["batches"], self.adapter.shard.world_size)
+            if state["layout"] != self._layout and self.samples_per_round:
+                read = Fraction(state["position"], self.samples_per_round)
+            epochs += read / batches - 1
+        return ahead + epochs * (then - now)
 
     def close(self) -> None:
         """Ends worker processes. May be called twice."""

@@ -90,11 +90,15 @@ class Limit(NamedTuple):
 
 
 def limits(
-    training: Any, updates_per_epoch: Fraction | None, left_out: Iterable[int] = ()
+    training: Any,
+    updates_per_epoch: Fraction | None,
+    left_out: Iterable[int] = (),
+    ahead: Fraction = Fraction(0),
 ) -> list[Limit]:
     """Returns the limits that the config has, the first one first, and unknown ones last.
 
-    The numbers of updates that are left out count for the epochs, and not for the iterations.
+    The numbers of updates that are left out count for the epochs, and not for the iterations. So
+    does `ahead`: how many more the epochs until this start had than they would have now.
     """
     found = []
     if value := training["max_iteration"]:
@@ -102,7 +106,7 @@ def limits(
     if value := training["max_epoch"]:
         updates = None
         if updates_per_epoch is not None:
-            updates = math.ceil(value * updates_per_epoch)
+            updates = math.ceil(value * updates_per_epoch + ahead)
             # If the last one is left out, the update that reads past it is made.
             updates -= sum(number < updates for number in left_out)
         found.append(Limit("max_epoch", value, updates))

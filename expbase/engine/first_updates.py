@@ -23,6 +23,10 @@ from expbase.state.optimizers import innermost
 from expbase.state.parts import parameters_of
 
 LOOK_AFTER = 1000  # updates
+READS_NOTHING = (
+    "train_batch did not call self.read_batch(): the data it takes is not in the order of the "
+    "seed, is not continued after a stop, and ends no epoch."
+)
 _PARTS = 4  # parameters of an optimizer that are looked at often
 # What an experiment writes that steps a schedule by epochs, or by validations.
 _RARE = {"on_train_epoch_begin", "on_train_epoch_end", "on_evaluate_begin", "on_evaluate_end"}
@@ -48,7 +52,7 @@ class FirstUpdates:
         """Returns whether any parameter is another one than at the beginning."""
         return any(is_other(sample(p), before) for p, before in self._before)
 
-    def look(self, *, has_logged: bool, has_read: bool) -> Iterator[str]:
+    def look(self, *, has_logged: bool) -> Iterator[str]:
         """Yields each thing that is missing: how it goes on after "in 1000 updates"."""
         if self._before and not self.has_changed():  # an optimizer of no base has none
             yield (
@@ -59,11 +63,6 @@ class FirstUpdates:
             yield (
                 "nothing was logged, so a loss that is not finite is not noticed; expected "
                 "self.log(loss=loss) in train_batch."
-            )
-        if not has_read:
-            yield (
-                "train_batch did not call self.read_batch(): the data it takes is not in the "
-                "order of the seed, is not continued after a stop, and ends no epoch."
             )
 
     def look_at_schedules(self, *, has_validated: bool) -> Iterator[str]:

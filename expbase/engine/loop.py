@@ -34,7 +34,12 @@ from expbase.engine.due import (
     is_wanted,
 )
 from expbase.engine.evaluation import Evaluation, check_group, check_metric
-from expbase.engine.first_updates import LOOK_AFTER, FirstUpdates, steps_by_epochs
+from expbase.engine.first_updates import (
+    LOOK_AFTER,
+    READS_NOTHING,
+    FirstUpdates,
+    steps_by_epochs,
+)
 from expbase.engine.life import Life, Step
 from expbase.engine.report import Report
 from expbase.engine.start import Start, need_super
@@ -42,6 +47,7 @@ from expbase.engine.stop import StopReason, StopRequests, ValidationExit, Valida
 from expbase.engine.subscribers import Subscribers
 from expbase.engine.update import Update
 from expbase.events import CALLED_BY
+from expbase.front import is_trial
 from expbase.ranks import collectives
 from expbase.record.meter import means_over
 from expbase.record.speed import Stopwatch
@@ -356,13 +362,17 @@ class Loop:
             # What is logged is rank 0's, so it alone says that there is nothing.
             is_silent = not self._report.metrics.is_used and not self._start.rank
             has_logged = not (is_silent and self._training.log_interval)
-            has_read = self._stopwatch.batches > 0 or self._experiment.train_loader is None
-            yield from first.look(has_logged=has_logged, has_read=has_read)
+            yield from first.look(has_logged=has_logged)
             for event in sorted(self._events.waiting):
                 yield (
                     f"{event} never came, at which the experiment acts; expected "
                     f"self.{CALLED_BY[event]}() in train_batch, which calls it."
                 )
+        # At once if it is a trial, or if nothing else than an epoch would end the run.
+        is_urgent = is_trial() or not self._training["max_iteration"]
+        is_unread = not self._stopwatch.batches and self._experiment.train_loader is not None
+        if is_unread and (updates == 1 if is_urgent else is_late):
+            yield READS_NOTHING
         is_next_epoch = self.epochs_before > self._epochs_at_begin
         if is_next_epoch or (is_late and not steps_by_epochs(type(self._experiment))):
             yield from first.look_at_schedules(has_validated=("valid", "") in self._recorded_at)
@@ -522,7 +532,9 @@ class Loop:
             now = self.iteration, self.shown_epoch
             self._report.evaluation(name, *now, results, checkpoint=inspected)
         else:
-            self._report.means(self.iteration, f"evaluated {inspected}".rstrip() + ": ", results)
+            # Which data: self.test_loader that was never set is None, and means the validation's.
+            what = ["evaluated", inspected, self._data_of(loader)]
+            self._report.means(self.iteration, f"{' '.join(filter(None, what))}: ", results)
         return results
 
     def _is_recorded(self, name: str, inspected: str = "") -> bool:
@@ -533,11 +545,16 @@ class Loop:
         if name:
             check_group(name)
             return name
-        if loader is None:
-            return "valid"
-        if loader is self._experiment.test_loader:
-            return "test"
-        return "valid" if loader is self._experiment.valid_loader else ""
+        data = self._data_of(loader)
+        return data and data.removeprefix("on self.").removesuffix("_loader")
+
+    def _data_of(self, loader: Any) -> str:
+        """Returns which of the experiment's data a loader has, for a line; empty: none of it."""
+        for name in ("test_loader", "valid_loader"):
+            own = getattr(self._experiment, name)
+            if own is loader if loader is not None else name == "valid_loader":
+                return f"on self.{name}"
+        return ""
 
     @property
     def _is_at_a_point(self) -> bool:

@@ -177,8 +177,9 @@ class Report:
     def _limits(self, *, leaves_out: bool = True) -> list[due.Limit]:
         """Returns what ends training; what training.skip_updates leaves out is counted, or not."""
         training = self._config.training
-        per_epoch = self._data.adapter.updates_per_epoch(training.accumulation_steps)
-        return due.limits(training, per_epoch, self._data.skips.numbers if leaves_out else ())
+        data = self._data
+        left_out = data.skips.numbers if leaves_out else ()
+        return due.limits(training, data.updates_per_epoch, left_out, data.ahead)
 
     @contextlib.contextmanager
     def progress(self, iteration: int) -> Iterator[None]:

@@ -5,6 +5,7 @@ Also load_checkpoint, --evaluate and --export.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Any
 
 from expbase.base.json_lines import json_value
 from expbase.base.streams import show
-from expbase.checkpoint import layout
+from expbase.checkpoint import layout, storage
 from expbase.checkpoint.checkpointer import VALIDATIONS_BYTES
 from expbase.checkpoint.named import find_named
 from expbase.engine.life import Life
@@ -24,7 +25,7 @@ from expbase.record.ledger import LEDGER
 
 
 def find_own(run: Run) -> None:
-    """Looks for a checkpoint of this run: it is continued."""
+    """Looks for the checkpoint from which this start goes on: this run's own, or the one given."""
     checkpointer = run.checkpointer
     checkpointer.find_own(run.start.options.inspected)  # an error comes before the data is read
     if run.start.read_only:
@@ -40,6 +41,15 @@ def find_own(run: Run) -> None:
         )
     elif (run.start.output_dir / LEDGER).exists():
         run.start.logger.info("the run in %s has no checkpoint: it begins anew", run.start.output)
+    path = checkpointer.resumable
+    if path is None and (other := run.start.options.checkpoint_path):
+        named = run.start.path(other)
+        path = collectives.on_rank_zero(lambda: find_named(named), "checkpoint_path")
+    run.begins_from = path
+    if path is not None:
+        # setup_model may ask how long the run is before anything is restored.
+        doing = "the position of a checkpoint"
+        run.position = collectives.on_rank_zero(functools.partial(storage.position_at, path), doing)
 
 
 def resume_or_load(run: Run) -> None:
@@ -48,18 +58,13 @@ def resume_or_load(run: Run) -> None:
     checkpointer = run.checkpointer
     if run.start.read_only:
         return
-    path = checkpointer.resumable
+    path = run.begins_from
     options = run.start.options
-    other = options.checkpoint_path
-    if path is not None and other:
+    if checkpointer.resumable is not None and (other := options.checkpoint_path):
         run.start.warn(
-            f"--checkpoint_path {other}: not used, because {run.start.output} has {path.name} of "
-            "its own, which is continued. To begin with the other one: --fresh, or another "
-            "--output."
-        )
-    if path is None and other:
-        path = collectives.on_rank_zero(
-            lambda: find_named(run.start.path(other)), "checkpoint_path"
+            f"--checkpoint_path {other}: not used, because {run.start.output} has "
+            f"{checkpointer.resumable.name} of its own, which is continued. To begin with the "
+            "other one: --fresh, or another --output."
         )
     notes = []
     if path is not None:

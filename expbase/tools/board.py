@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import shutil
 import socket
@@ -19,8 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -91,8 +91,11 @@ def _whole_records(file: BinaryIO) -> Iterator[bytes]:
         yield head + file.read(length)
 
 
-def show(folder: Path, copies: Path, host: str, port: int) -> None:
-    """Runs VisualDL's own command, and adds new records, until new copies must be made."""
+def show(folder: Path, copies: Path, host: str, port: int, say: Callable[[], object]) -> None:
+    """Runs VisualDL's own command, and adds new records, until new copies must be made.
+
+    `say` is called when it answers.
+    """
     update(record_files(folder, copies))
     # The command `visualdl` need not be on the PATH. By default its answers are up to 20 s old
     # (visualdl/server/args.py, default_cache_timeout). Without -L it answers an error to a browser
@@ -107,9 +110,13 @@ def show(folder: Path, copies: Path, host: str, port: int) -> None:
             cwd=copies.parent,  # so that runs are called runs/a, and not by the path of the copy
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=file,
             start_new_session=True,  # Ctrl-C ends the board, and the board ends VisualDL
-            preexec_fn=partial(die_with_parent, os.getpid()),
+            preexec_fn=functools.partial(die_with_parent, os.getpid()),
         )  # fmt: skip
     try:
+        while server.poll() is None and not _answers(host, port):
+            time.sleep(0.1)
+        if server.poll() is None:
+            say()
         while server.poll() is None:
             if not update(record_files(folder, copies)):
                 return
@@ -118,6 +125,14 @@ def show(folder: Path, copies: Path, host: str, port: int) -> None:
         raise ValueError(f"VisualDL ended with exit code {server.returncode}: {said}")
     finally:
         kill(server)
+
+
+def _answers(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), 1):
+            return True
+    except OSError:
+        return False
 
 
 def add_parser(tools: Any) -> None:
@@ -174,8 +189,12 @@ def main(args: argparse.Namespace) -> int:
         port = free_port(args.host, args.port)
         page = f"{port}/app/scalar"  # /app would open the page of graphs
         tunnel = f"ssh -N -L {port}:{args.host}:{port} {socket.gethostname()}"
-        print(f"http://{args.host}:{page} (Ctrl-C ends it)")
-        print(f"from another machine: {tunnel}, then http://127.0.0.1:{page}", flush=True)
+
+        @functools.cache  # once, and not each time that VisualDL is started
+        def say() -> None:
+            print(f"http://{args.host}:{page} (Ctrl-C ends it)")
+            print(f"from another machine: {tunnel}, then http://127.0.0.1:{page}", flush=True)
+
         while True:
-            show(folder, copies, args.host, port)
+            show(folder, copies, args.host, port, say)
             shutil.rmtree(copies)

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -20,6 +21,7 @@ from expbase.tools import add_tool, make_folder
 
 _EXPERIMENTS = Path(__file__).parents[1] / "experiments"  # in a checkout a link to the folder
 _CLONE = Path(__file__).parents[2].resolve()  # if there is one
+_EXTRAS = {"sklearn": "experiments", "gymnasium": "cartpole"}  # by what is imported
 _KNOWN = sorted(script.parent.name for script in _EXPERIMENTS.glob("*/train.py"))
 
 
@@ -41,6 +43,8 @@ def main(args: argparse.Namespace) -> int:
     train = f"python {script} --config {config} --output {quote(f'runs/{folder.name}')}"
     if "runner" in load_yaml(folder / "config.yaml"):
         train = f"python -m expbase run {config}"
+    for extra in _missing_extras(folder):
+        print(f'needs   pip install "paddle-expbase[{extra}]"')
     print(f"try     python {script} --smoke\ntrain   {train}")
     print(f"change  data and model in {script}, numbers in {config}")
     if (_CLONE / ".git").exists() and folder.resolve().is_relative_to(_CLONE):
@@ -50,6 +54,13 @@ def main(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     return 0
+
+
+def _missing_extras(folder: Path) -> list[str]:
+    """Returns the extras of which an experiment imports something that is not installed."""
+    code = "".join(file.read_text(encoding="utf-8") for file in folder.glob("*.py"))
+    imported = {*re.findall(r"(?m)^ *(?:from|import) (\w+)", code)}
+    return [e for name, e in _EXTRAS.items() if name in imported and not find_spec(name)]
 
 
 def _outside(folder: Path) -> str:

@@ -228,7 +228,10 @@ class Side:
             tail = "\n".join(self._stderr.read_text(errors="replace").splitlines()[-15:])
             hint = ""
             if re.search("(max|total)_iteration|T_max|warmup|total_step|schedule|lr[.]py", tail):
-                hint = " With --iterations N training.max_iteration is N, whatever `--` says."
+                hint = (
+                    " A run of verify has few iterations. For a longer schedule give more, by "
+                    "--iterations 200 say, or shorten it behind `--`: -- optim.warmup=10."
+                )
             if "relative import with no known parent" in tail:
                 hint = " What is started as python -m package.train is given as -m package.train."
             name = self.directory.name

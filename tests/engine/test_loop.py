@@ -295,6 +295,37 @@ def test_the_number_of_iterations_is_known_where_a_schedule_is_made(
     assert exp.iteration == exp.total_iterations == total
 
 
+@pytest.mark.parametrize(
+    ("sizes_and_stops", "total"),
+    [
+        ([(4, 10)], 40),
+        ([(4, 10), (2, 11)], 70),
+        ([(4, 13), (2, 14)], 67),  # 28 samples of the second epoch were left
+        ([(4, 13), (8, 14)], 27),
+        ([(4, 13), (8, 15), (8, 20), (4, 25)], 34),
+    ],
+)
+def test_a_run_that_goes_on_with_another_batch_size_knows_how_long_it_is_in_all(
+    tmp_path: Path, sizes_and_stops: list[tuple[int, int]], total: int
+) -> None:
+    class Sized(Helped):
+        size = 40
+
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.planned = Notes([self.total_iterations])
+
+    def start(size: int, stop: int) -> Any:
+        Sized.batch_size = size
+        rare = {"valid_interval": 0, "save_interval": 1000, "log_interval": 0}
+        return trained(Sized, tmp_path / "run", max_epoch=4, max_iteration=stop, **rare)
+
+    for size, stop in sizes_and_stops:
+        assert start(size, stop).iteration == stop
+    exp = start(size, 0)
+    assert exp.planned == [exp.total_iterations] == [exp.iteration] == [total]
+
+
 class Unsized:
     """The batches of a loader, without a length."""
 

@@ -66,6 +66,18 @@ def test_a_new_folder_passes_the_smoke_test_and_trains_by_the_commands_that_are_
     assert {"a b/x/train.py", "a b/x/config.yaml"} <= {word.strip(",") for word in change}
 
 
+def test_what_a_copy_imports_and_is_not_installed_is_named(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "needs" not in {words[0] for words in made(capsys, "x", "--from", "digits")}
+    monkeypatch.setattr(new, "find_spec", lambda name: None)
+    lines = [made(capsys, name, "--from", name)[1] for name in ("digits", "cartpole", "line")]
+    install = ["needs", "pip", "install"]
+    assert lines[0] == [*install, "paddle-expbase[experiments]"]
+    assert lines[1] == [*install, "paddle-expbase[cartpole]"]
+    assert lines[2][0] == "try"
+
+
 def test_the_script_to_begin_from_is_that_of_the_readme() -> None:
     assert (ROOT / "experiments/line/train.py").read_text() == SCRIPT
 

@@ -440,6 +440,20 @@ def test_words_after_two_dashes_go_to_the_script_and_its_error_is_told(
     assert "unknown key 'training.sed'. Did you mean 'training.seed'?" in error
 
 
+def test_a_schedule_that_does_not_fit_is_answered_with_what_to_give(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = """
+class Scheduled(Tiny):
+    def setup_model(self):
+        super().setup_model()
+        paddle.optimizer.lr.CosineAnnealingDecay(0.1, T_max=self.total_iterations - 100)
+main(Scheduled)
+"""
+    assert verify(tmp_path, f"import paddle\nfrom expbase import main\n{text}") == 1
+    assert "For a longer schedule give more, by --iterations 200 say" in capsys.readouterr().err
+
+
 def test_the_words_name_the_device_on_which_it_is_proven(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
