@@ -428,7 +428,9 @@ def faults() -> dict[str, Fault]:
     found = {}
     for where in ("training", "validation", "start"):
         for number in (0, 1):
-            dead = {1 - number: f"another rank failed: rank {number} was killed by SIGKILL"}
+            # Its launcher may have asked first how it ended; then nobody else gets to know.
+            how = "(was killed by SIGKILL|died without a word)"
+            dead = {1 - number: f"another rank failed: rank {number} {how}"}
             for name, strike in (("killed", killed), ("lost", lost)):
                 found[f"{name}-{number}-{where}"] = Fault(where, strike(number), dead, DEATH_LIMIT)
     stands = f"no progress for {HANG_SECONDS} s: phase={{}} .*"
