@@ -151,9 +151,10 @@ class ExperimentBase(Events):
         """The iteration at which the config ends this run, by max_iteration or max_epoch.
 
         None if nobody knows: max_epoch ends the run, and the loader has no length or is not set up
-        yet. Accumulation, shares and ranks are counted as the loop counts them; what
-        training.skip_updates leaves out is not, so the length of a schedule stays when a number is
-        added.
+        yet. Accumulation, shares and ranks are counted as the loop counts them, and in a run that
+        goes on with another batch size or number of ranks what was made before, and what is left;
+        what training.skip_updates leaves out is not, so the length of a schedule stays when a
+        number is added.
 
             schedule = paddle.optimizer.lr.CosineAnnealingDecay(0.1, self.total_iterations)
         """

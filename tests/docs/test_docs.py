@@ -154,7 +154,7 @@ def test_every_option_that_a_page_names_exists() -> None:
     )
     slurms = "nodes ntasks time signal requeue open"  # --open-mode, --ntasks-per-node
     dockers = "shm"  # --shm-size
-    proofs = "only faults every keep rows"
+    proofs = "only faults every keep rows count short"
     pips = "no force"  # --no-deps, --force-reinstall
     theirs = {f"--{name}" for name in f"{launchers} {slurms} {dockers} {proofs} {pips}".split()}
     known = {*re.findall(_OPTION, helps)} | theirs
