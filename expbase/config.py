@@ -84,10 +84,11 @@ class Config(CfgNode):  # type: ignore[misc]  # yacs has no types
             return self[name]
         if name.startswith("__"):  # Python asks for many
             raise AttributeError(name)
-        near = nearest(name, self, 0.6)
-        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(self)}."
-        if name == "training":
-            hint = "expected `config = super().default_config()` at the start of default_config."
+        names = [*map(str, self)]
+        near = nearest(name, names, 0.6)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names) or 'none'}"
+        if name == "training" and not near:
+            hint = "begin default_config with `config = super().default_config()`."
         raise AttributeError(f"config: no key {name!r} here; {hint}")
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from expbase.base.streams import show
 from expbase.config import ConfigError
 from expbase.defaults import fill
-from expbase.engine.first_updates import FirstUpdates, steps_by_epochs
+from expbase.engine.first_updates import READS_NOTHING, FirstUpdates, steps_by_epochs
 from expbase.events import on
 from expbase.experiment import ExperimentBase
 from expbase.front import users_class
@@ -60,6 +60,8 @@ class Smoke(ExperimentBase):
         super().train()
         self.smoke_is_trained = True
         internals = self.internals
+        if self.train_loader is not None and not internals.batch_in_epoch:
+            self.logger.warning("in %d updates %s", self.smoke_updates, READS_NOTHING)
         if internals.grad_scaler is None and any(internals.learning_rates().values()):
             for text in first.look(has_logged=True):
                 self.logger.warning("in %d updates %s", self.smoke_updates, text)

@@ -581,14 +581,16 @@ def test_values_within_the_config_may_be_written(tmp_path: Path) -> None:
     ("name", "hint"),
     [
         ("modle", r"did you mean 'model'\?$"),
-        ("zzz", "expected one of model, optim.$"),
-        ("training", r"expected `config = super\(\)\.default_config\(\)` at the start"),
+        ("zzz", "there are: model, optim$"),
+        ("training", r"begin default_config with `config = super\(\)\.default_config\(\)`"),
     ],
 )
 def test_a_key_that_code_mistypes_is_answered_with_the_one_that_is_like_it(
     name: str, hint: str
 ) -> None:
-    config = Config({"model": {"width": 1}, "optim": {}})
+    config = Config({"model": {0: 1}, "optim": {}})
+    assert not hasattr(config.model, name)  # whose keys are no names
+    assert not hasattr(config.optim, name)
     with pytest.raises(AttributeError, match=f"no key '{name}' here; {hint}"):
         getattr(config, name)
     assert not hasattr(config, name)

@@ -228,7 +228,7 @@ def test_an_optimizer_of_parameters_that_nobody_saves_is_refused(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("training", "said_at"), [({"max_iteration": 2}, 2), ({"max_iteration": 0, "max_epoch": 2}, 1)]
+    ("training", "said_at"), [({"max_iteration": 2}, 2), ({"max_iteration": 0, "max_epoch": 2}, 10)]
 )
 def test_that_train_batch_reads_no_batch_is_said_once_and_early_if_only_epochs_end_the_run(
     tmp_path: Path, training: dict[str, int], said_at: int, capfd: pytest.CaptureFixture[str]
@@ -236,7 +236,7 @@ def test_that_train_batch_reads_no_batch_is_said_once_and_early_if_only_epochs_e
     class Careless(Tiny):
         def train_batch(self) -> None:
             next(iter(self.train_loader))
-            if self.iteration == 3:
+            if self.iteration == 12:
                 self.stop("it would not end")
 
     trained(Careless, tmp_path / "run", **training)

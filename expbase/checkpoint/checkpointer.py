@@ -128,10 +128,11 @@ class Checkpointer:
         self._depends_on_ranks = refuse is None
         self._gatherer = rank_state.Gatherer(logger, refuse)
 
-    def find_own(self, inspected: str | None) -> None:
+    def find_own(self, inspected: str | None) -> Path | None:
         """Looks for this run's newest intact checkpoint; damaged ones are moved aside, loudly.
 
-        Of a run that is only looked at, verifies the `inspected` one, "best" say.
+        Of a run that is only looked at, verifies the `inspected` one, "best" say. Returns what it
+        has found.
 
         Raises:
             CheckpointError: There is no such one, all are damaged, or another rank has a newer one.
@@ -139,8 +140,7 @@ class Checkpointer:
         self._has_looked = True
         if inspected is not None:
             run = self._directory.parent
-            collectives.on_rank_zero(lambda: find_in_run(run, inspected), "the checkpoint")
-            return
+            return collectives.on_rank_zero(lambda: find_in_run(run, inspected), "the checkpoint")
 
         def look() -> Path | None:
             path = storage.newest_intact(self._directory, self._logger.warning)
@@ -152,6 +152,7 @@ class Checkpointer:
 
         self.resumable = collectives.on_rank_zero(look, "looking for a checkpoint")
         self._refuse_newer_elsewhere()
+        return self.resumable
 
     def _refuse_newer_elsewhere(self) -> None:
         """Raises a CheckpointError if another rank has a newer checkpoint in its directory.

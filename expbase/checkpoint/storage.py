@@ -162,17 +162,18 @@ def check_format_at(path: Path) -> None:
         check_format(path, int(number[1]), read_manifest(path)["info"])
 
 
-def position_at(path: Path) -> Any:
-    """Returns what a checkpoint has of the data's position, before anything is restored.
+def position_at(path: Path) -> tuple[Any, Any]:
+    """Returns the iteration of a checkpoint, and its position in the data without its order.
 
-    None if it has nothing: what is wrong with it is said when it is restored.
+    (None, None) if it has none: what is wrong with it is said when it is restored.
     """
     try:
         with reading(path / STATE_FILE):
-            content = json.loads((path / STATE_FILE).read_bytes())
-        return content["values"]["data"]
-    except (CheckpointError, LookupError, RecursionError, TypeError):
-        return None
+            values = json.loads((path / STATE_FILE).read_bytes())["values"]
+            position = {key: v for key, v in values["data"].items() if key != "loader"}
+            return values["loop"]["iteration"], position
+    except CheckpointError:
+        return None, None
 
 
 def newest_intact(directory: Path, say: Callable[[str], object]) -> Path | None:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any
 
+from expbase.base.files import DAMAGES
 from expbase.config import ConfigError
 from expbase.data.loaders import Batches, LoaderAdapter, Shard
 from expbase.data.skips import Skips
@@ -40,7 +41,7 @@ class DataPosition:
         self._reads = 0  # batches read for that iteration
         self._batch_size: int | None = None  # when the epoch was opened
         self.updates_per_epoch: Fraction | None = None  # one may lie in two epochs; None: unknown
-        # How many more updates the epochs before this start had than they would have now: with
+        # How many more updates were made before this start than its epochs would have now, with
         # another batch size or number of ranks. So much longer the run is in all.
         self.ahead = Fraction(0)
 
@@ -224,7 +225,6 @@ class DataPosition:
         adapter = self.adapter
         if adapter.loader is None:
             return []
-        self.expect(state)
         self.skips.done = [*state.get("skipped", [])]  # there was a time before it
         reasons = adapter.load_state_dict(state["loader"])
         there = state["layout"]
@@ -257,28 +257,28 @@ class DataPosition:
             reasons.append(f"{adapter.name}: {text}: {how}")
         return reasons
 
-    def expect(self, state: Any) -> None:
-        """Notes, before a state is restored, how much longer its run is than its epochs of now.
+    def expect(self, iteration: Any, state: Any) -> None:
+        """Notes from where this start will go on, before that is restored, for `ahead`.
 
         What is wrong with a state is said when it is restored.
         """
-        match state:
-            case {"ahead": str(), "updates_per_epoch": str(), "epoch": int(), "batches": int()}:
-                with contextlib.suppress(LookupError, TypeError, ValueError):
-                    self.ahead = self._ahead_of(state)
+        match iteration, state:
+            case int(), {"ahead": str(), "updates_per_epoch": str() | None, "epoch": int()}:
+                with contextlib.suppress(*DAMAGES):
+                    self.ahead = self._ahead_of(iteration, state)
 
-    def _ahead_of(self, state: Mapping[str, Any]) -> Fraction:
-        then, now = Fraction(state["updates_per_epoch"]), self.updates_per_epoch
-        ahead, batches = Fraction(state["ahead"]), self.adapter.batches_per_epoch
-        if then == now or now is None or not batches:
-            return ahead
+    def _ahead_of(self, iteration: int, state: Mapping[str, Any]) -> Fraction:
+        now = self.updates_per_epoch
+        if now is None or state["updates_per_epoch"] in (None, str(now)):
+            return Fraction(state["ahead"])
         epochs = Fraction(state["epoch"])
         if not state["ended"] and self._has_order_of(state):
-            read = Fraction(state["batches"], self.adapter.shard.world_size)
+            # Rounded down: a schedule that is one update too long does no harm.
+            batches = state["batches"] // self.adapter.shard.world_size
             if state["layout"] != self._layout and self.samples_per_round:
-                read = Fraction(state["position"], self.samples_per_round)
-            epochs += read / batches - 1
-        return ahead + epochs * (then - now)
+                batches = state["position"] // self.samples_per_round
+            epochs += Fraction(batches, self.adapter.batches_per_epoch or 1) - 1
+        return iteration + len(state.get("skipped", ())) - epochs * now
 
     def close(self) -> None:
         """Ends worker processes. May be called twice."""

@@ -15,6 +15,7 @@ done. What is due when: due.py; why all ranks stop: stop.py; what a failure does
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -47,7 +48,6 @@ from expbase.engine.stop import StopReason, StopRequests, ValidationExit, Valida
 from expbase.engine.subscribers import Subscribers
 from expbase.engine.update import Update
 from expbase.events import CALLED_BY
-from expbase.front import is_trial
 from expbase.ranks import collectives
 from expbase.record.meter import means_over
 from expbase.record.speed import Stopwatch
@@ -368,14 +368,21 @@ class Loop:
                     f"{event} never came, at which the experiment acts; expected "
                     f"self.{CALLED_BY[event]}() in train_batch, which calls it."
                 )
-        # At once if it is a trial, or if nothing else than an epoch would end the run.
-        is_urgent = is_trial() or not self._training["max_iteration"]
-        is_unread = not self._stopwatch.batches and self._experiment.train_loader is not None
-        if is_unread and (updates == 1 if is_urgent else is_late):
+        if self._is_time_to_have_read(updates, is_late=is_late) and not self._stopwatch.batches:
             yield READS_NOTHING
         is_next_epoch = self.epochs_before > self._epochs_at_begin
         if is_next_epoch or (is_late and not steps_by_epochs(type(self._experiment))):
             yield from first.look_at_schedules(has_validated=("valid", "") in self._recorded_at)
+
+    def _is_time_to_have_read(self, updates: int, *, is_late: bool) -> bool:
+        """Whether an update should have read a batch by now.
+
+        If only epochs end the run, one of them should be over; else it would train for ever.
+        """
+        length = self._data.updates_per_epoch
+        if length is None or self._training["max_iteration"]:
+            return is_late and self._experiment.train_loader is not None
+        return updates == min(math.ceil(length), LOOK_AFTER)
 
     def _trained_by_nobody(self) -> Iterator[str]:
         """Yields, once, each layer that the loss has given gradients and no optimizer updates."""
@@ -533,7 +540,8 @@ class Loop:
             self._report.evaluation(name, *now, results, checkpoint=inspected)
         else:
             # Which data: self.test_loader that was never set is None, and means the validation's.
-            what = ["evaluated", inspected, self._data_of(loader)]
+            has_data = loader is not None or experiment.valid_loader is not None
+            what = ["evaluated", inspected, self._data_of(loader) if has_data else ""]
             self._report.means(self.iteration, f"{' '.join(filter(None, what))}: ", results)
         return results
 

@@ -26,30 +26,36 @@ from expbase.record.ledger import LEDGER
 
 def find_own(run: Run) -> None:
     """Looks for the checkpoint from which this start goes on: this run's own, or the one given."""
-    checkpointer = run.checkpointer
-    checkpointer.find_own(run.start.options.inspected)  # an error comes before the data is read
-    if run.start.read_only:
-        return
+    path = run.checkpointer.find_own(run.start.options.inspected)  # an error comes before the data
+    if not run.start.read_only:
+        _say_what_goes_on(run)
+        if path is None and run.start.training.max_epoch:
+            path = _find_other(run)
+    if path is not None:
+        # setup_model may ask how long the run is, before anything is restored.
+        position = functools.partial(storage.position_at, path)
+        run.position = collectives.on_rank_zero(position, "the position of a checkpoint")
+
+
+def _find_other(run: Run) -> Path | None:
+    """Returns the checkpoint of --checkpoint_path, verified; None: the option is not given."""
+    if not (other := run.start.options.checkpoint_path):
+        return None
+    return collectives.on_rank_zero(lambda: find_named(run.start.path(other)), "checkpoint_path")
+
+
+def _say_what_goes_on(run: Run) -> None:
     if run.start.parallel:
-        code = {"versions": provenance.versions(), **checkpointer.code.files}
+        code = {"versions": provenance.versions(), **run.checkpointer.code.files}
         if difference := alike.first_difference(collectives.all_gather_object(code)):
             run.start.warn(f"not all ranks run the same code: {difference}")
-    if checkpointer.resumable is not None:
+    if (resumable := run.checkpointer.resumable) is not None:
         run.start.logger.info(
-            f"CONTINUING the run in {run.start.output} from {checkpointer.resumable.name} "
+            f"CONTINUING the run in {run.start.output} from {resumable.name} "
             "(--fresh starts over and keeps the old run)"
         )
     elif (run.start.output_dir / LEDGER).exists():
         run.start.logger.info("the run in %s has no checkpoint: it begins anew", run.start.output)
-    path = checkpointer.resumable
-    if path is None and (other := run.start.options.checkpoint_path):
-        named = run.start.path(other)
-        path = collectives.on_rank_zero(lambda: find_named(named), "checkpoint_path")
-    run.begins_from = path
-    if path is not None:
-        # setup_model may ask how long the run is before anything is restored.
-        doing = "the position of a checkpoint"
-        run.position = collectives.on_rank_zero(functools.partial(storage.position_at, path), doing)
 
 
 def resume_or_load(run: Run) -> None:
@@ -58,7 +64,7 @@ def resume_or_load(run: Run) -> None:
     checkpointer = run.checkpointer
     if run.start.read_only:
         return
-    path = run.begins_from
+    path = checkpointer.resumable or _find_other(run)
     options = run.start.options
     if checkpointer.resumable is not None and (other := options.checkpoint_path):
         run.start.warn(

@@ -85,8 +85,7 @@ class Run:
     life = Life.NEW  # RESTORED is set by resume.py
     rank_watch: Any = None  # a Watch, if there are other ranks
     ledger: Ledger | None = None  # of rank 0, once the directory is the run's
-    begins_from: Path | None = None  # a checkpoint; None: from nothing, or from weights alone
-    position: Any = None  # of the data, in that checkpoint
+    position: Any = (None, None)  # iteration and data of what this start looks at
     weights_from: Path | None = None  # what load_model has read last, on rank 0
     _is_past_setup = False  # whether the ledger has this start
 
@@ -383,7 +382,7 @@ class Run:
                 skip_updates=skips,
                 accumulation_steps=start.training.accumulation_steps,
             )
-            self.data.expect(self.position)  # setup_model may ask how long the run is
+            self.data.expect(*self.position)  # setup_model may ask how long the run is
         self._on_close.callback(self.data.close)
         self._on_close.callback(self.evaluation.let_go)
         self._adapt_evaluated()

@@ -296,20 +296,23 @@ def test_the_number_of_iterations_is_known_where_a_schedule_is_made(
 
 
 @pytest.mark.parametrize(
-    ("sizes_and_stops", "total"),
+    ("samples", "sizes_and_stops", "total"),
     [
-        ([(4, 10)], 40),
-        ([(4, 10), (2, 11)], 70),
-        ([(4, 13), (2, 14)], 67),  # 28 samples of the second epoch were left
-        ([(4, 13), (8, 14)], 27),
-        ([(4, 13), (8, 15), (8, 20), (4, 25)], 34),
+        (40, [(4, 10)], 40),
+        (40, [(4, 10), (2, 11)], 70),
+        (40, [(4, 13), (2, 14)], 67),  # 28 samples of the second epoch were left
+        (40, [(4, 13), (8, 14)], 27),
+        (40, [(4, 13), (8, 15), (8, 20), (4, 25)], 34),
+        (40, [(4, 3), (8, 7), (4, 10), (8, 11)], 24),
+        (33, [(4, 9), (16, 10)], 18),
+        (33, [(4, 4), (16, 5)], 15),
     ],
 )
 def test_a_run_that_goes_on_with_another_batch_size_knows_how_long_it_is_in_all(
-    tmp_path: Path, sizes_and_stops: list[tuple[int, int]], total: int
+    tmp_path: Path, samples: int, sizes_and_stops: list[tuple[int, int]], total: int
 ) -> None:
     class Sized(Helped):
-        size = 40
+        size = samples
 
         def setup_model(self) -> None:
             super().setup_model()
@@ -324,6 +327,10 @@ def test_a_run_that_goes_on_with_another_batch_size_knows_how_long_it_is_in_all(
         assert start(size, stop).iteration == stop
     exp = start(size, 0)
     assert exp.planned == [exp.total_iterations] == [exp.iteration] == [total]
+    looking = make(Sized, tmp_path / "run", {"evaluate": "last"}, max_epoch=4, max_iteration=0)
+    looking.setup()
+    looking.close()
+    assert looking.planned == [total]  # a model may be as large as the run is long
 
 
 class Unsized:
