@@ -349,6 +349,8 @@ class Fault:
         interval = 30 if self.where == "validation" else 0
         words = [*ENDLESS, f"training.valid_interval={interval}"]
         words += [f"training.hang_seconds={self.hang_seconds}", "training.hang_action=end"]
+        if not self.hang_seconds:  # only an update has gloo's limit, and a save has none
+            words += ["training.save_interval=1000000"]
         start(nodes, words, script=str(script), SLOW_SECONDS="100", **place[self.where])
         until(lambda: REACHED[self.where] in nodes[1].said(), f"the {self.where} of rank 1")
         self.strike(nodes)
