@@ -93,10 +93,11 @@ def _ask_at_once(host: str, port: int) -> None:
     before = _sockets()
     _connections.append(core.TCPStore(host, port, False, 1))
     for path in _sockets() - before:
-        connection = socket.socket(fileno=int(path.name))
-        with contextlib.suppress(OSError):  # not of TCP
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.detach()
+        with contextlib.suppress(OSError):  # another thread's, which has closed it
+            connection = socket.socket(fileno=int(path.name))
+            with contextlib.suppress(OSError):  # not of TCP
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.detach()
 
 
 def _sockets() -> set[Path]:

@@ -21,6 +21,7 @@ import pytest
 from tiny import DEVICE, run_ranks, run_script
 
 from expbase.base import processes
+from expbase.ranks import store
 from expbase.ranks.watch import LIMIT, Watch
 
 KILLED = '''
@@ -283,6 +284,20 @@ def test_a_connection_asks_whether_the_machine_at_its_other_end_is_there() -> No
 
 
 @pytest.mark.long
+def test_a_socket_of_another_thread_that_is_gone_ends_no_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one, other = socket.socketpair()
+    os.close(gone := os.dup(one.fileno()))
+    found = [set(), {Path(f"/proc/self/fd/{number}") for number in (gone, one.fileno())}]
+    monkeypatch.setattr(store, "_sockets", lambda: found.pop(0))
+    monkeypatch.setattr(store.core, "TCPStore", lambda *given: given)
+    store._ask_at_once("127.0.0.1", 1)
+    assert store._connections.pop() == ("127.0.0.1", 1, False, 1)
+    one.send(b"open")  # it is no socket of TCP, and stays as it was
+    assert other.recv(4) == b"open"
+
+
 def test_a_rank_zero_that_never_answers_is_not_waited_for_without_limit(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # as the system of a stopped one does
         endpoint = f"127.0.0.1:{silent.getsockname()[1]}"
