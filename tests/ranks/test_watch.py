@@ -283,7 +283,6 @@ def test_a_connection_asks_whether_the_machine_at_its_other_end_is_there() -> No
     connection.close()
 
 
-@pytest.mark.long
 def test_a_socket_of_another_thread_that_is_gone_ends_no_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -298,6 +297,7 @@ def test_a_socket_of_another_thread_that_is_gone_ends_no_connection(
     assert other.recv(4) == b"open"
 
 
+@pytest.mark.long
 def test_a_rank_zero_that_never_answers_is_not_waited_for_without_limit(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # as the system of a stopped one does
         endpoint = f"127.0.0.1:{silent.getsockname()[1]}"
