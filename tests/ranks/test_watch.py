@@ -291,10 +291,11 @@ def test_a_socket_of_another_thread_that_is_gone_ends_no_connection(
     found = [set(), {Path(f"/proc/self/fd/{number}") for number in (gone, one.fileno())}]
     monkeypatch.setattr(store, "_sockets", lambda: found.pop(0))
     monkeypatch.setattr(store.core, "TCPStore", lambda *given: given)
-    store._ask_at_once("127.0.0.1", 1)
+    with one, other:
+        store._ask_at_once("127.0.0.1", 1)
+        one.send(b"open")  # it is no socket of TCP, and stays as it was
+        assert other.recv(4) == b"open"
     assert store._connections.pop() == ("127.0.0.1", 1, False, 1)
-    one.send(b"open")  # it is no socket of TCP, and stays as it was
-    assert other.recv(4) == b"open"
 
 
 @pytest.mark.long
