@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import os
+import re
 import traceback
 
 from expbase.base.on_purpose import is_on_purpose
@@ -29,6 +30,9 @@ STOPPED = (ExitCode.TIME_LIMIT, ExitCode.SIGHUP, ExitCode.SIGINT, ExitCode.SIGTE
 # Exceptions that mean a mistake in the experiment, and not in its surroundings, if they are raised
 # in setup or by expbase itself.
 _MISTAKES = (TypeError, ValueError, AttributeError, NameError)
+# Paddle's words in a ValueError when another rank has ended while they connect:
+# paddle/phi/core/distributed/store/tcp_utils.h.
+_LOST = re.compile("TCP (receive|send) error|TCP connection reset")
 
 
 def exit_code_of(error: BaseException, *, in_setup: bool = False) -> int:
@@ -45,6 +49,8 @@ def exit_code_of(error: BaseException, *, in_setup: bool = False) -> int:
     cause = error.__cause__
     if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
         return ExitCode.ERROR  # such as a full disk: another start may succeed
+    if _LOST.search(str(error)):
+        return ExitCode.ERROR
     if isinstance(error, _MISTAKES) and (in_setup or is_on_purpose(error)):
         return ExitCode.MISTAKE
     return getattr(error, "exit_code", ExitCode.ERROR)

@@ -77,6 +77,9 @@ def test_a_mistake_in_the_experiment_is_mended_by_no_other_start() -> None:
     )  # what a RuntimeError is, depends
     assert exit_code_of(raised_by(broken, [])) == 1
     assert exit_code_of(raised_by(broken, []), in_setup=True) == 78
+    # Another rank was killed while they connected.
+    gone = "(InvalidArgument) TCP receive error. Details: Connection reset by peer."
+    assert exit_code_of(ValueError(gone), in_setup=True) == 1
 
 
 def test_the_sentence_stands_below_the_users_own_line_and_the_log_has_the_traceback(
