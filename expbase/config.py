@@ -307,7 +307,10 @@ def fill_in(output: str, config: Mapping[str, Any]) -> str:
     """
     try:
         return str(Path(output.format_map(config)))
-    except (AttributeError, LookupError, ValueError) as error:
+    except AttributeError as error:
+        near = str(error).removeprefix("config: ")
+        raise ConfigError(f"--output: {output!r} names no config value: {near}") from error
+    except (LookupError, ValueError) as error:
         raise ConfigError(
             f"--output: {output!r} names no config value: {error}; expected one of "
             f"{', '.join(flatten(config))}."

@@ -137,7 +137,7 @@ def test_options_reach_the_training_keys_that_the_defaults_leave_out(
         (["--config", "no.yaml"], "no.yaml: cannot be read"),
         (
             ["--output", "runs/{optim.rl}"],
-            "--output: 'runs/{optim.rl}' names no config value: rl; expected",
+            "--output: 'runs/{optim.rl}' names no config value: no key 'rl' here; there are: lr",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""What the first updates of a start did: has a parameter changed, was a batch read, a loss logged?
+"""What the first updates of a start did: has a parameter changed, was a loss logged?
 
 Early, nothing is certain: a learning rate may begin at 0, a GradScaler may skip, gradients may wait
 for more batches, a replay buffer may be filled first. So there is one look, after many updates or
@@ -6,7 +6,7 @@ after the last one; at schedules also after an epoch, by which many are stepped.
 few elements are compared: an optimizer leaves no other trace (not in `inplace_version`).
 
     first = FirstUpdates(optimizers)
-    for text in first.look(has_logged=True, has_read=True): ...
+    for text in first.look(has_logged=True): ...
     for text in first.look_at_schedules(has_validated=True): ...
 """
 
