@@ -220,6 +220,8 @@ def refusing(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
         rename(source, target)
 
     monkeypatch.setattr(os, "rename", step)
+    # By its name, which pathlib of Python 3.10 has looked up when it was imported.
+    monkeypatch.setattr(Path, "rename", lambda path, target: [step(path, target), Path(target)][1])
 
 
 def wait_until(

@@ -24,6 +24,8 @@ class ExitCode(enum.IntEnum):
     SIGINT = 130
     SIGTERM = 143
 
+    __str__ = int.__repr__  # as from Python 3.11 on
+
 
 # After each of these the run was saved, and the same command continues it.
 STOPPED = (ExitCode.TIME_LIMIT, ExitCode.SIGHUP, ExitCode.SIGINT, ExitCode.SIGTERM)
@@ -47,8 +49,10 @@ def exit_code_of(error: BaseException, *, in_setup: bool = False) -> int:
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else ExitCode.ERROR
     cause = error.__cause__
-    if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
-        return ExitCode.ERROR  # such as a full disk: another start may succeed
+    while cause is not None:
+        if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
+            return ExitCode.ERROR  # such as a full disk: another start may succeed
+        cause = cause.__cause__
     if _LOST.search(str(error)):
         return ExitCode.ERROR
     if isinstance(error, _MISTAKES) and (in_setup or is_on_purpose(error)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from tiny import Tiny, trained
 
 from expbase.base.exit_codes import exit_code_of
 from expbase.base.on_purpose import is_on_purpose, sentence, users_line
+from expbase.checkpoint.layout import CheckpointError
 from expbase.cli import report_user_errors
 from expbase.engine.evaluation import named_scalars
 from expbase.engine.life import Life
@@ -80,6 +82,20 @@ def test_a_mistake_in_the_experiment_is_mended_by_no_other_start() -> None:
     # Another rank was killed while they connected.
     gone = "(InvalidArgument) TCP receive error. Details: Connection reset by peer."
     assert exit_code_of(ValueError(gone), in_setup=True) == 1
+
+
+def test_a_full_disk_is_no_mistake_however_often_its_error_was_raised_anew() -> None:
+    def failing() -> None:
+        try:
+            try:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            except OSError as error:
+                raise CheckpointError("cannot be written") from error
+        except CheckpointError as error:
+            raise CheckpointError("Then run the same command again.") from error
+
+    assert exit_code_of(raised_by(failing)) == 1
+    assert f"{exit_code_of(CheckpointError('damaged'))!s}" == "78"
 
 
 def test_the_sentence_stands_below_the_users_own_line_and_the_log_has_the_traceback(

@@ -24,8 +24,16 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from expbase.base.arrays import Array
 from expbase.base.encoding import checksum
+from expbase.base.generators import (
+    generator_kind,
+    generator_state,
+    new_generator,
+    set_generator_state,
+)
 from expbase.base.objects import state_setter
 from expbase.engine.due import due_at
 from expbase.ranks import collectives
@@ -191,7 +199,13 @@ def _copy(value: Any, restored: Mapping[str, Any], path: str) -> Any:
     """Returns a copy of a value, as it was restored if it was."""
     if path in restored and not state_setter(value):
         return restored[path]
-    value = copy.deepcopy(value)
+    if isinstance(value, np.random.Generator):
+        # numpy 1.26 copies no seeds of the generators that it is to spawn.
+        state = generator_state(value)
+        value = new_generator(generator_kind(value), state)
+        set_generator_state(value, state)
+    else:
+        value = copy.deepcopy(value)
     if path in restored:
         set_state(value, restored[path])
     return value
