@@ -290,6 +290,8 @@ def print_times(bare: list[float], seconds: dict[str, list[float]]) -> None:
     """Medians from a fault to the next new iteration."""
     start = statistics.median(bare)
     print(f"a bare start: {start:.2f} s (median of {len(bare)})")
+    if not seconds:  # a full disk has none
+        return
     for kind, times in sorted(seconds.items()):
         median = statistics.median(times)
         print(f"{kind:6} {len(times):3}: {median:.2f} s to a new iteration, {median / start:.2f}")
