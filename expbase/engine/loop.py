@@ -541,7 +541,8 @@ class Loop:
         else:
             # Which data: self.test_loader that was never set is None, and means the validation's.
             has_data = loader is not None or experiment.valid_loader is not None
-            what = ["evaluated", inspected, self._data_of(loader) if has_data else ""]
+            data = self._data_of(loader) if has_data else ""
+            what = ["evaluated", inspected, data and f"on self.{data}_loader"]
             self._report.means(self.iteration, f"{' '.join(filter(None, what))}: ", results)
         return results
 
@@ -553,16 +554,15 @@ class Loop:
         if name:
             check_group(name)
             return name
-        data = self._data_of(loader)
-        return data and data.removeprefix("on self.").removesuffix("_loader")
+        return self._data_of(loader)
 
     def _data_of(self, loader: Any) -> str:
-        """Returns which of the experiment's data a loader has, for a line; empty: none of it."""
-        for name in ("test_loader", "valid_loader"):
-            own = getattr(self._experiment, name)
-            if own is loader if loader is not None else name == "valid_loader":
-                return f"on self.{name}"
-        return ""
+        """Returns which of the experiment's data a loader has, a word; empty: none of it."""
+        if loader is None:
+            return "valid"
+        if loader is self._experiment.test_loader:
+            return "test"
+        return "valid" if loader is self._experiment.valid_loader else ""
 
     @property
     def _is_at_a_point(self) -> bool:
