@@ -112,7 +112,11 @@ class ByHand:
         self.batches.close()
         self.file.close()
 
-    # What an experiment's setup and valid() call.
+    # What an experiment's setup and valid() use.
+
+    @property
+    def total_iterations(self) -> int:
+        return self.config.training.max_iteration
 
     def data_parallel(self, layer: Any, **options: Any) -> Any:
         return layer
@@ -145,7 +149,7 @@ class DigitsByHand(ByHand):
 
 class CharLMByHand(ByHand):
     def train_batch(self) -> Any:
-        count = self.config.training.accumulation_steps
+        count = self.config.training.shares or self.config.training.accumulation_steps
         for _ in range(count):
             pairs, following = next(self.batches)
             loss = F.cross_entropy(self.model(pairs)[0], following)

@@ -62,7 +62,7 @@ class Model(ExperimentBase):
     elements, parameters = ELEMENTS, PARAMETERS
 
     def setup_dataloader(self) -> None:
-        self.train_loader = [*range(10**6)]
+        self.train_loader = range(10**6)
 
     def setup_model(self) -> None:
         layers = self.parameters // 2

@@ -362,6 +362,27 @@ def test_a_value_that_changes_for_each_batch_is_an_error_on_one_process_too(
         trained(Counted, tmp_path / "run", shares=2)
 
 
+def test_a_change_that_begins_later_is_found_without_a_look_at_each_line(tmp_path: Path) -> None:
+    made: list[int] = []
+
+    class Later(Helped):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.count = 0
+
+        def train_batch(self) -> None:
+            made.append(self.iteration)
+            for points, _ in self.micro_batches():
+                self.count += self.iteration > 5
+                self.backward(self.model(points).mean())
+            self.step_optimizers()
+
+    words = {"shares": 2, "log_interval": 1, "save_interval": 12, "max_iteration": 20}
+    with pytest.raises(RuntimeError, match=r"self\.count: a value that has changed within"):
+        trained(Later, tmp_path / "run", **words)
+    assert made[-1] == 9
+
+
 def test_a_value_and_a_generator_of_each_share_are_continued(tmp_path: Path) -> None:
     straight = trained(Registered, tmp_path / "straight", max_iteration=4, shares=2)
     trained(Registered, tmp_path / "run", max_iteration=2, shares=2)

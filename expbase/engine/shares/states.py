@@ -5,7 +5,8 @@ V/w shares from r·V/w on, one after the other, each as if it were a process: it
 derived from its number, and the statistics of the layers are the share's own: every buffer, and
 the running mean and variance of each normalization. Outside of shares the layers have what share 0
 has, on all ranks. What else changes within the loop would depend on the number of ranks, and is an
-error: it is looked for in updates that a line or a checkpoint follows.
+error: it is looked for in the updates that a checkpoint follows, and in the second, third, fifth,
+ninth … of a start. Not in each one, nor at each line: a look may take longer than an update.
 
     states = ShareStates(training, state)
     states.begin(iteration)
@@ -85,9 +86,9 @@ class ShareStates:
                 for path in self._state.apart:
                     kept[path] = _copy(self._state.spot(path).value, kept, path)
         due = due_at(self._training, iteration, 0, 0, is_epoch_end=False)
-        # The second one, too: a layer may set up something in its first forward.
-        is_second = iteration == self._first_iteration + 1
-        looks = due.log or due.checkpoint or is_second
+        # Not in the first one, in which a layer may set up something.
+        made = iteration - self._first_iteration
+        looks = due.checkpoint or made & (made - 1) == 0 < made
         self._before = self._look(found, with_tensors=due.checkpoint) if looks else None
 
     @contextlib.contextmanager
