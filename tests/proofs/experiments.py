@@ -38,7 +38,6 @@ class Claim:
     """
 
     reached: Callable[[Figures], bool]
-    seconds: float  # on two cores
     row: str
     row_zh: str
     config: str = "config.yaml"
@@ -53,20 +52,17 @@ _BOTH_PHASES = ("adam.iterations=13", "lbfgs.steps=5", "lbfgs.redraw_interval=7"
 CLAIMS = {
     "line": Claim(
         lambda f: f["error"] < 1e-4,
-        20,
         "a straight line, made up: the script above | within {error:.0e} | 0",
         "直线：上面的脚本 | 误差 {error:.0e} | 0",
     ),
     "digits": Claim(
         lambda f: f["accuracy"] >= 0.97,
-        60,
         "handwritten digits of scikit-learn, a convolutional net"
         " | accuracy {accuracy:.3f} | 0.981, an SVM",
         "手写数字 | 准确率 {accuracy:.3f} | 0.981，SVM",
     ),
     "cifar": Claim(
         lambda f: f["accuracy"] >= 0.9,
-        120,
         "images: ten shapes that a script draws, a small net | accuracy {accuracy:.3f}"
         " | 0.1, guessing",
         "图像：脚本画的十种图形，小网络 | 准确率 {accuracy:.3f} | 0.1，随机猜",
@@ -75,14 +71,12 @@ CLAIMS = {
     ),
     "charlm": Claim(
         lambda f: f["bits_per_character"] <= min(2.75, f["trigram_bits_per_character"]),
-        60,
         "a language model of characters, of Python's own source"
         " | {bits_per_character:.2f} bits | {trigram_bits_per_character:.2f}, trigrams",
         "字符语言模型 | {bits_per_character:.2f} 比特 | {trigram_bits_per_character:.2f}，三元模型",
     ),
     "multitask": Claim(
         lambda f: f["tags_accuracy"] >= 0.92 and f["kinds_accuracy"] >= 0.95,
-        60,
         "tagging and classification, two heads, lines of Python's source"
         " | accuracy {tags_accuracy:.3f}, {kinds_accuracy:.3f} | 0.54, 0.34, the most frequent",
         "标注和分类，两个任务头"
@@ -90,35 +84,30 @@ CLAIMS = {
     ),
     "ctr": Claim(
         lambda f: f["auc"] >= f["bayes_auc"] - 0.02,
-        20,
         "advertising: clicks from a known model; sparse features, YAML runs"
         " | AUC {auc:.3f} | {bayes_auc:.3f}, Bayes",
         "点击率，已知分布；YAML | AUC {auc:.3f} | {bayes_auc:.3f}，贝叶斯",
     ),
     "gan": Claim(
         lambda f: f["modes"] == 8,
-        60,
         "generative models: a GAN on eight Gaussians; two optimizers"
         " | {modes:.0f} modes, {quality:.2f} good | 8 modes",
         "GAN，八个高斯分布 | {modes:.0f} 个峰，{quality:.2f} 合格 | 8 个峰",
     ),
     "flow": Claim(
         lambda f: -0.02 <= f["nll"] - f["entropy"] <= 0.05,
-        60,
         "densities: a normalizing flow on a stream whose entropy is known"
         " | {nll:.3f} nat | {entropy:.3f}, the entropy",
         "归一化流，已知熵的数据流 | {nll:.3f} nat | {entropy:.3f}，熵",
     ),
     "cartpole": Claim(
         lambda f: f["return"] >= 475,
-        90,
         "[reinforcement learning](docs/reinforcement.md): PPO on CartPole-v1"
         " | return {return:.0f} of 500 | 500.0, RL Zoo",
         "[强化学习](docs/reinforcement.zh.md)：PPO | 回报 {return:.0f} / 500 | 500.0，RL Zoo",
     ),
     "pinn": Claim(
         lambda f: f["error"] <= 0.005,
-        120,
         "computational physics: Burgers' equation; Adam, then LBFGS"
         " | L2 {error:.4f} | 0.00067, Raissi 2019",
         "PINN：Burgers 方程 | L2 {error:.4f} | 0.00067，Raissi 2019",
@@ -126,7 +115,6 @@ CLAIMS = {
     ),
     "pinn, inverse": Claim(
         lambda f: f["lambda_1_percent"] <= 0.2 and f["lambda_2_percent"] <= 2,
-        120,
         "the same, inverse: its two coefficients from measurements"
         " | within {lambda_1_percent:.3f} %, {lambda_2_percent:.2f} %"
         " | 0.096 %, 0.469 %, Raissi 2019",
@@ -137,7 +125,7 @@ CLAIMS = {
         of_verify=_BOTH_PHASES,
     ),
 }
-_STEPS = (5, 10, 15, 20, 30, 45, 60, 90, 120)  # s, in the table
+_STEPS = (5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240)  # s, in the table
 
 
 @dataclass(frozen=True)
@@ -200,8 +188,8 @@ def run(name: str, folder: Path) -> Reached:
         (output / "seconds").write_text(f"{time.monotonic() - began:.0f}")
     seconds = int((output / "seconds").read_text())
     figures = {**_validated(output), **_tested(output)}
-    good = claim.reached(figures) and seconds < claim.seconds
-    print(f"{name}: {json.dumps(figures)} in {seconds} s (under {claim.seconds:g} s): {good}")
+    good = claim.reached(figures)
+    print(f"{name}: {json.dumps(figures)} in {seconds} s: {good}", flush=True)
     return Reached(figures, seconds, good)
 
 
@@ -244,7 +232,7 @@ def run_yaml(folder: Path) -> bool:
         for name in ("warm", "cold")
     }
     inferred = [json.loads(line) for line in result.stdout.splitlines()]
-    good = first["warm"] > first["cold"] and len(inferred) == 3 and seconds < 40
+    good = first["warm"] > first["cold"] and len(inferred) == 3
     print(
         f"ctr, YAML: first pass {first}, inferred {[round(x['auc'], 4) for x in inferred]} "
         f"in {seconds:.0f} s: {good}"
