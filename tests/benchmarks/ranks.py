@@ -192,7 +192,7 @@ def run(directory: str, counts: argparse.Namespace) -> None:
 def main() -> None:
     """Starts the ranks; rank 0 prints."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--loader", choices=LOADERS, default="list")
+    parser.add_argument("--loader", choices=LOADERS, default="indices")
     parser.add_argument("--log_interval", type=int, default=10)
     parser.add_argument("--slices", type=int, default=40)
     parser.add_argument("--validations", type=int, default=15)
