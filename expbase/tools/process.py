@@ -36,14 +36,15 @@ def kill(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         # One by one: each may lead a process group. Listed before the first one dies:
         # orphans get another parent.
-        family = [psutil.Process(process.pid)]
-        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
-            family += family[0].children(recursive=True)
+        family: list[psutil.Process] = []
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ends just now
+            family += psutil.Process(process.pid).children(recursive=True)
+        process.kill()
         for member in family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 member.kill()
         # A rank that is not quite dead still holds the lock of its output directory.
-        psutil.wait_procs(family[1:], timeout=10)
+        psutil.wait_procs(family, timeout=10)
     process.wait()
     remove_left_files()
 

@@ -88,6 +88,9 @@ class Setting:
             if os.path.lexists(ROOT / name):
                 (self.tree / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, self.tree / name, follow_symlinks=False)
+        git = ["git", "-C", str(self.tree), "-c", "user.name=a", "-c", "user.email=a@example.com"]
+        for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "a copy"]):
+            subprocess.run([*git, *words], check=True)
         for path in (home, self.tree, *self.tree.rglob("*")):
             os.chown(path, int(USER), int(USER), follow_symlinks=False)
 

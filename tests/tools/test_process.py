@@ -39,3 +39,15 @@ def test_what_a_process_started_is_dead_when_it_was_killed(tmp_path: Path) -> No
         assert process.returncode == -signal.SIGKILL
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
     kill(process)  # that has ended: nothing happens
+
+
+def test_a_process_of_which_the_system_says_nothing_while_it_ends_is_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def gone(pid: int) -> None:
+        raise psutil.NoSuchProcess(pid)
+
+    monkeypatch.setattr(psutil, "Process", gone)
+    with subprocess.Popen(["sleep", "100"]) as process:
+        kill(process)
+        assert process.returncode == -signal.SIGKILL
