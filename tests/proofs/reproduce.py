@@ -29,6 +29,10 @@ from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from repository import commit, git
+
 from expbase.base.files import checksum_of
 from expbase.checkpoint import layout, storage
 from expbase.checkpoint.best import best_of
@@ -83,13 +87,6 @@ def train(folder: Path, *words: str, is_killed: bool = False, **variables: str) 
     """Runs a script, which must end well unless it is killed."""
     result = call(folder, *words, **variables)
     assert bool(result.returncode) is is_killed, result.stderr[-1000:]
-
-
-def git(folder: Path, *words: str) -> str:
-    """Calls git as nobody; returns what it prints."""
-    who = ["-c", "user.name=Nobody", "-c", "user.email=nobody@example.org"]
-    command = ["git", "-C", str(folder), *who, *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def receipt(folder: Path, run: str | Path, words: str = "", **variables: str) -> dict[str, Any]:
@@ -193,8 +190,7 @@ def whole(folder: Path, count: Count) -> None:
     shutil.copytree(ROOT / "experiments", top, ignore=shutil.ignore_patterns("__pycache__"))
     (top / ".gitignore").write_text("__pycache__\n")
     git(top, "init", "--quiet")
-    git(top, "add", ".")
-    git(top, "commit", "--quiet", "-m", "one")
+    commit(top, "one")
     train(top, "cifar/shapes.py", "shapes.tar.gz")  # git does not know it
     scripts = sorted(top.glob("*/train.py"))
     for script in scripts[::2]:

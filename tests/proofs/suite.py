@@ -26,6 +26,10 @@ from pathlib import Path
 
 import psutil
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from repository import commit, git
+
 from expbase.base.processes import die_with_parent
 
 ROOT = Path(__file__).parents[2]
@@ -88,9 +92,8 @@ class Setting:
             if os.path.lexists(ROOT / name):
                 (self.tree / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, self.tree / name, follow_symlinks=False)
-        git = ["git", "-C", str(self.tree), "-c", "user.name=a", "-c", "user.email=a@example.com"]
-        for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "a copy"]):
-            subprocess.run([*git, *words], check=True)
+        git(self.tree, "init", "--quiet")
+        commit(self.tree, "a copy")
         for path in (home, self.tree, *self.tree.rglob("*")):
             os.chown(path, int(USER), int(USER), follow_symlinks=False)
 
