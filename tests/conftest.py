@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import faulthandler
+import importlib.util
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import forks
 import pretend
@@ -23,7 +25,12 @@ _FIRST = """
 """.split()
 
 
+_OURS = Path(__file__).parents[1] / "expbase/__init__.py"
+# Tests start processes without a PYTHONPATH, and in other folders.
+_WHICH = "import importlib.util as u; print(getattr(u.find_spec('expbase'), 'origin', None) or '')"
+
 _stderr = 2
+_num_left_out = 0  # of long tests
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,6 +44,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
     Undoes nohup, and the & of a script: who ignores a signal hands that down to all that it starts.
     """
+    if not hasattr(config, "workerinput"):
+        _refuse_another()
     global _stderr
     _stderr = os.dup(2)  # not the file where the output of a test is caught
     device = config.getoption("--device")
@@ -51,6 +60,26 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def _refuse_another() -> None:
+    """Ends the tests if they, or the processes that they start, would import another expbase."""
+    here = getattr(importlib.util.find_spec("expbase"), "origin", None) or ""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    how: dict[str, Any] = {"cwd": "/", "env": environment, "text": True}
+    started = subprocess.check_output([sys.executable, "-c", _WHICH], **how).strip()
+    for origin in (here, started):
+        if not os.path.exists(origin) or not os.path.samefile(origin, _OURS):
+            raise pytest.UsageError(
+                f"these tests would test {origin or 'no expbase'}; expected {_OURS}, beside which "
+                'they lie. Install this clone first: pip install -e ".[cpu,test]"'
+            )
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    """Counts the long tests that are left out."""
+    global _num_left_out
+    _num_left_out += sum(item.get_closest_marker("long") is not None for item in items)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Puts the long files first; leaves out what is only for a device that is not this one."""
     if not config.getoption("--device").startswith(pretend.NAME):
@@ -60,11 +89,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
 
-def pytest_sessionfinish() -> None:
+def pytest_sessionfinish(session: pytest.Session) -> None:
     """Removes what killed workers have left in shared memory: no start comes that would do it."""
     from expbase.data.shared_memory import remove_left_files
 
     remove_left_files()
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = _num_left_out
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Takes the count of a worker, which collects what all of them do."""
+    global _num_left_out
+    _num_left_out = getattr(node, "workeroutput", {}).get("left_out", _num_left_out)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Says in the last line what was left out."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if _num_left_out and reporter and not hasattr(config, "workerinput"):
+        how = 'python -m pytest -m long runs them, python -m pytest -m "" all'
+        reporter.write_line(f"left out: {_num_left_out} long tests; {how}")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -191,6 +191,7 @@ def test_crops_and_flips_are_of_the_training_images_alone(module: Modules, shape
     assert len({test[0][0].tobytes() for _ in range(3)}) == 1
 
 
+@pytest.mark.long
 def test_the_net_is_the_resnet18_of_paddle_but_for_its_first_and_last_layer(
     module: Modules,
 ) -> None:

@@ -39,15 +39,26 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """All nodes of a file, each before those within it."""
+    return [*ast.walk(tree(path))]
+
+
 def floor(name: str) -> int:
     folder = name.partition(".")[0] if "." in name else "root"
     return FLOORS.index("leaves" if name in LEAVES else folder)
 
 
-def imports(path: Path) -> Iterator[str]:
+@cache
+def imports(path: Path) -> list[str]:
     """The files of expbase that a file imports, anywhere in it."""
+    return [*_imports(path)]
+
+
+def _imports(path: Path) -> Iterator[str]:
     known = {name_of(file) for file in FILES}
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -91,7 +102,7 @@ def test_the_core_imports_nothing_optional() -> None:
         f"{name_of(path)} imports {name}"
         for path in FILES
         if not name_of(path).startswith(("tools.", "extras."))
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         for name in outside(node)
         if name not in required
     }
@@ -107,7 +118,7 @@ def outside(node: ast.AST) -> set[str]:
 
 
 def test_what_is_due_follows_from_numbers_alone() -> None:
-    assert [*imports(PACKAGE / "engine/due.py")] == []
+    assert imports(PACKAGE / "engine/due.py") == []
 
 
 def test_no_import_is_hidden_from_these_tests() -> None:
@@ -115,7 +126,7 @@ def test_no_import_is_hidden_from_these_tests() -> None:
     relative = [
         name_of(path)
         for path in FILES
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.ImportFrom) and node.level
     ]
     assert relative == []
@@ -125,12 +136,6 @@ def private(node: ast.AST) -> Iterator[ast.Attribute]:
     for child in ast.walk(node):
         if isinstance(child, ast.Attribute) and re.match(r"_[a-z]", child.attr):
             yield child
-
-
-def functions(path: Path) -> Iterator[ast.FunctionDef]:
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.FunctionDef):
-            yield node
 
 
 def test_few_files_lie_in_the_root() -> None:
@@ -143,7 +148,7 @@ def test_only_what_drives_a_run_takes_the_whole_of_it() -> None:
     taking = {
         name_of(path)
         for path in FILES
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.ImportFrom) and node.module == "expbase.engine.run"
     }
     assert taking == {"experiment", "engine.resume"}
@@ -153,7 +158,7 @@ def test_options_are_read_in_one_place() -> None:
     read = [
         f"{name_of(path)}:{node.lineno}"
         for path in FILES
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr"
         if re.search(r"\bargs$", ast.unparse(node.args[0]))
     ]
@@ -167,7 +172,7 @@ def test_a_run_says_nothing_but_by_what_outlives_its_terminal() -> None:
         f"{name_of(path)}:{node.lineno}"
         for path in FILES
         if not name_of(path).startswith(("base.streams", "tools.", "checkpoint.unpickler"))
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.Call) and re.fullmatch(written, ast.unparse(node.func))
     ]
     assert bare == []
@@ -186,7 +191,7 @@ def test_no_method_is_patched() -> None:
     patched = [
         f"{name_of(path)}:{node.lineno}"
         for path in FILES
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
         if node.attr not in ("iteration", "epoch")  # the counters of one experiment
         if re.search(r"(^|[.])(Experiment\w*|[Ee]xperiment)$", ast.unparse(node.value))
@@ -199,7 +204,7 @@ def calls(pattern: str) -> set[str]:
     return {
         name_of(path)
         for path in FILES
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.Call) and re.fullmatch(pattern, ast.unparse(node.func))
     }
 
@@ -209,7 +214,7 @@ def test_gradients_are_set_in_one_place() -> None:
     assigned = {
         name_of(path)
         for path in FILES
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
         if node.attr in ("grad", "grad_")
     }
@@ -234,7 +239,7 @@ def test_shares_are_known_to_few() -> None:
     asked = {
         name_of(path)
         for path in FILES
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.Attribute) and node.attr == "shares"
     }
     asked = {name for name in asked if not name.startswith(("engine.shares.", "tools."))}
@@ -262,9 +267,7 @@ def own_private_names(cls: ast.ClassDef) -> set[str]:
 
 
 def test_no_class_uses_a_private_name_of_another_one() -> None:
-    classes = [
-        node for path in FILES for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef)
-    ]
+    classes = [node for path in FILES for node in nodes(path) if isinstance(node, ast.ClassDef)]
     own = {cls: own_private_names(cls) for cls in classes}
     ours = {name for names in own.values() for name in names}
     crossing = [

@@ -129,6 +129,7 @@ def test_what_would_fail_after_hours_fails_now(
     assert left(temporary) == []
 
 
+@pytest.mark.long
 def test_it_goes_with_several_processes(tmp_path: Path, script: Path) -> None:
     (tmp_path / "temporary").mkdir()
     with pytest.MonkeyPatch.context() as patch:

@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from expbase import ExperimentBase
 from expbase.config import TRAINING, TrainingConfig
 
@@ -57,6 +59,7 @@ UNTYPED = (
 )
 
 
+@pytest.mark.long
 def test_a_type_checker_outside_of_the_repository_knows_expbase(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SCRIPT)
     (tmp_path / "mypy.ini").write_text(CONFIG)
@@ -95,17 +98,6 @@ def test_help_shows_what_an_experiment_is_made_with() -> None:
     assert [*inspect.signature(ExperimentBase).parameters] == ["config", "args"]
     assert [*inspect.signature(Mine).parameters] == ["config", "args"]
     assert [*inspect.signature(Other).parameters] == ["number"]
-
-
-def test_every_public_attribute_has_a_type_and_says_what_it_is() -> None:
-    members = vars(ExperimentBase)
-    public = {name: value for name, value in members.items() if not name.startswith("_")}
-    properties = {name: value for name, value in public.items() if isinstance(value, property)}
-    assert {*properties} > {"iteration", "total_iterations", "internals"}
-    for name, value in properties.items():
-        assert value.fget is not None
-        assert inspect.signature(value.fget).return_annotation is not inspect.Signature.empty, name
-        assert value.__doc__, name
 
 
 def test_an_editor_shows_a_text_at_every_key_of_training() -> None:

@@ -11,6 +11,7 @@ import pretend
 import pytest
 from tiny import DEVICE, wait_until
 
+from expbase.base import threads
 from expbase.base.arrays import Array
 from expbase.base.background import Background, SnapshotBuffer
 
@@ -90,6 +91,7 @@ def test_a_thread_that_dies_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None
         raise MemoryError
 
     writer = Background()
+    monkeypatch.setattr(threads, "_LOOK_SECONDS", 0.01)
     monkeypatch.setattr(futures.Future, "set_result", die)
     monkeypatch.setattr(futures.Future, "set_exception", die)
     writer.start(lambda: None)

@@ -14,11 +14,13 @@ from expbase.base.files import AppendedFile, read_bytes
 
 def test_a_file_goes_on_after_it_was_closed_and_cut(tmp_path: Path) -> None:
     file = AppendedFile(tmp_path / "log")
+    assert file.size() == 0
     file.append(b"one\n")
     assert (tmp_path / "log").read_bytes() == b"one\n"  # it is there before it is closed
     size = file.size()
     file.append(b"two\n")
     file.cut(size)
+    file.cut(size + 1000)  # there is nothing to remove
     file.append(b"three\n")
     file.close()
     file.close()

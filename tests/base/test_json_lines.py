@@ -1,4 +1,4 @@
-"""Files of JSON lines: added, cut back, read, also where a line is torn."""
+"""Files of JSON lines: written, and read, also where a line is torn."""
 
 from __future__ import annotations
 
@@ -28,30 +28,6 @@ def test_every_line_is_strict_json(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert first == {**start, "a": 0.5, "b": "nan", "c": "-inf"}
     assert list(first) == ["iteration", "epoch", "time", "a", "b", "c"]
     assert second == {**start, "iteration": 401}
-
-
-def test_lines_are_cut_back_to_a_size_and_go_on_from_there(tmp_path: Path) -> None:
-    file = JsonLines(tmp_path / "metrics.jsonl")
-    assert file.size() == 0
-    file.write(1, 1, {})
-    size = file.size()
-    file.write(2, 1, {"of the killed process": 1})
-    file.cut(size)
-    file.cut(size + 1000)  # there is nothing to remove
-    file.write(2, 1, {})
-    file.close()
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert [set(json.loads(text)) for text in lines] == [{"iteration", "epoch", "time"}] * 2
-
-
-def test_a_file_without_a_path_writes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    file = JsonLines(None)
-    file.write(1, 1, {"a": 1.0})
-    file.cut(file.size())
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_torn_line_and_one_that_is_no_object_are_skipped(tmp_path: Path) -> None:

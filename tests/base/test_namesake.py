@@ -94,7 +94,6 @@ def test_a_tool_tells_it_and_does_what_was_asked(
     ("init", "wrong"),
     [
         ('__version__ = "0.1.0"\n', "is another project's"),  # theirs came after ours
-        ("", "is another project's"),
         (None, "is not there"),  # and was uninstalled
     ],
 )

@@ -146,7 +146,9 @@ def test_a_state_of_fleets_tracker_that_is_of_another_device_is_left_alone(
 
 
 class Watching(Tiny):
-    """Notes what every place draws in which a user may draw, of all that counts."""
+    """Notes what every place draws in which a user may draw, of all that counts: also under a name
+    of fleet's tracker, as layers of tensor parallel do.
+    """
 
     def setup_dataloader(self) -> None:
         super().setup_dataloader()
@@ -156,10 +158,12 @@ class Watching(Tiny):
     def setup_model(self) -> None:
         super().setup_model()
         self.noted = Notes()
+        get_rng_state_tracker().reset()
+        get_rng_state_tracker().add("local", 4)
 
     def note(self, place: str) -> None:
         """Notes what is drawn now."""
-        self.noted.append((place, self.iteration, draws()))
+        self.noted.append((place, self.iteration, draws(), tracked("local")))
 
     def train_batch(self) -> None:
         self.note("before reading")
@@ -182,73 +186,21 @@ class Watching(Tiny):
         self.note("start")
 
 
-def in_training(exp: Any) -> list[Any]:
+def in_training(noted: list[Any]) -> list[Any]:
     """What was noted, but for validations and starts, of which there may be more."""
-    return [note for note in exp.noted if "validation" not in note[0] and "start" not in note[0]]
-
-
-class Tracked(Watching):
-    """Draws under a name of fleet's tracker, too, as layers of tensor parallel do."""
-
-    def setup_model(self) -> None:
-        super().setup_model()
-        get_rng_state_tracker().reset()
-        get_rng_state_tracker().add("local", 4)
-
-    def note(self, place: str) -> None:
-        super().note(place)
-        self.noted.append((f"{place}, tracked", self.iteration, tracked("local")))
+    return [note for note in noted if "validation" not in note[0] and "start" not in note[0]]
 
 
 OPTIONS = {"max_iteration": 12, "save_interval": 4, "valid_interval": 3, "log_interval": 2}
 
 
-class InListener(Watching):
-    @on("on_train_batch_end")
-    def draw(self) -> None:
-        draws()
-
-
-class InFetch(AllEvents, Watching):
-    def on_fetch_data_end(self) -> None:
-        draws()
-
-
-class InValidation(AllEvents, Watching):
-    def valid(self) -> dict[str, float]:
-        results = super().valid()
-        draws()
-        return results
-
-    def on_valid_batch_end(self, batch: Any, indices: Sequence[int] | None) -> None:
-        draws()
-
-
-class InLogLine(Watching):
-    def on_log(self, metrics: Mapping[str, float]) -> None:
-        draws()
-
-
-class InSave(Watching):
-    def on_save_checkpoint(self) -> None:
-        draws()
-
-
-class InLoader(Watching):
-    def setup_dataloader(self) -> None:
-        super().setup_dataloader()
-        self.valid_loader = DataLoader(Drawing(10), batch_size=3)
-
-
-class InSetup(AllEvents, Watching):
-    def on_setup_end(self) -> None:
-        draws()
-
-
-class InStart(Watching):
-    def on_train_begin(self) -> None:
-        super().on_train_begin()
-        draws()
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], Path]:
+    """What a run of one start has noted, and its last checkpoint."""
+    path = tmp_path_factory.mktemp("rng")
+    exp: Any = trained(Watching, path, **OPTIONS)
+    get_rng_state_tracker().reset()
+    return exp.noted, path / "checkpoints/step-00000012"
 
 
 class Drawing(Points):
@@ -259,39 +211,75 @@ class Drawing(Points):
         return super().__getitem__(index)
 
 
-ON_DEVICE: Any = pytest.param(InValidation, marks=pytest.mark.device)
+class Elsewhere(AllEvents, Watching):
+    """Draws in all the places that have numbers of their own, too."""
 
+    def setup_dataloader(self) -> None:
+        super().setup_dataloader()
+        self.valid_loader = DataLoader(Drawing(10), batch_size=3)
 
-@pytest.mark.parametrize(
-    "experiment",
-    [InListener, InFetch, ON_DEVICE, InLogLine, InSave, InLoader, InSetup, InStart],
-)
-def test_what_is_drawn_elsewhere_moves_nothing(tmp_path: Path, experiment: Any) -> None:
-    plain: Any = trained(Watching, tmp_path / "plain", **OPTIONS)
-    other: Any = trained(experiment, tmp_path / "other", **OPTIONS)
-    assert plain.noted == other.noted
-    same_bits(*(tmp_path / run / "checkpoints/step-00000012" for run in ("plain", "other")))
+    def on_setup_end(self) -> None:
+        draws()
 
+    def on_train_begin(self) -> None:
+        super().on_train_begin()
+        draws()
 
-@pytest.mark.device
-def test_whether_and_when_one_validates_saves_or_logs_moves_nothing(tmp_path: Path) -> None:
-    often = {"valid_interval": 1, "save_interval": 1, "log_interval": 1}
-    plain: Any = trained(Watching, tmp_path / "plain", **OPTIONS)
-    other: Any = trained(Watching, tmp_path / "other", **{**OPTIONS, **often})
-    assert in_training(plain) == in_training(other)
+    @on("on_train_batch_end")
+    def draw(self) -> None:
+        draws()
+
+    def on_fetch_data_end(self) -> None:
+        draws()
+
+    def on_log(self, metrics: Mapping[str, float]) -> None:
+        draws()
+
+    def on_save_checkpoint(self) -> None:
+        draws()
+
+    def valid(self) -> dict[str, float]:
+        results = super().valid()
+        draws()
+        return results
+
+    def on_valid_batch_end(self, batch: Any, indices: Sequence[int] | None) -> None:
+        draws()
 
 
 @pytest.mark.device
 @pytest.mark.usefixtures("tracker")
-def test_a_resumed_run_draws_what_the_other_one_drew(tmp_path: Path) -> None:
-    whole: Any = trained(Tracked, tmp_path / "whole", **OPTIONS)
+def test_what_is_drawn_elsewhere_moves_nothing(
+    plain: tuple[list[Any], Path], tmp_path: Path
+) -> None:
+    noted, end = plain
+    other: Any = trained(Elsewhere, tmp_path, **OPTIONS)
+    assert noted == other.noted
+    same_bits(end, tmp_path / "checkpoints/step-00000012")
+
+
+@pytest.mark.device
+@pytest.mark.usefixtures("tracker")
+def test_whether_and_when_one_validates_saves_or_logs_moves_nothing(
+    plain: tuple[list[Any], Path], tmp_path: Path
+) -> None:
+    often = {"valid_interval": 1, "save_interval": 1, "log_interval": 1}
+    other: Any = trained(Watching, tmp_path, **{**OPTIONS, **often})
+    assert in_training(plain[0]) == in_training(other.noted)
+
+
+@pytest.mark.device
+@pytest.mark.usefixtures("tracker")
+def test_a_resumed_run_draws_what_the_other_one_drew(
+    plain: tuple[list[Any], Path], tmp_path: Path
+) -> None:
+    noted, end = plain
     parts: list[Any] = []
-    for end in (4, 8, 12):  # the last one of the second part ends an epoch
-        options = {**OPTIONS, "max_iteration": end}
-        exp: Any = trained(Tracked, tmp_path / "parts", **options)
-        parts += in_training(exp)
-    assert parts == in_training(whole)
-    same_bits(*(tmp_path / run / "checkpoints/step-00000012" for run in ("whole", "parts")))
+    for last in (4, 8, 12):  # the last one of the second part ends an epoch
+        exp: Any = trained(Watching, tmp_path, **{**OPTIONS, "max_iteration": last})
+        parts += in_training(exp.noted)
+    assert parts == in_training(noted)
+    same_bits(end, tmp_path / "checkpoints/step-00000012")
 
 
 def test_each_batch_of_an_update_has_random_numbers_of_its_own(tmp_path: Path) -> None:

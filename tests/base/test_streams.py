@@ -155,7 +155,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("how", ["fail", "kill"])
+@pytest.mark.parametrize("how", ["fail", pytest.param("kill", marks=pytest.mark.long)])
 def test_a_run_whose_terminal_is_gone_goes_on_to_its_end(tmp_path: Path, how: str) -> None:
     script, run = tmp_path / "train.py", tmp_path / "run"
     script.write_text(SCRIPT)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_safe_first import Diverging
 from tiny import Tiny, make, run_of, saved, trained, validations
 
 from expbase import ConfigError
@@ -27,8 +26,8 @@ def test_a_run_of_infinite_scores_has_no_best_one_and_goes_on(tmp_path: Path) ->
     assert best_of(tmp_path / "run") == []
 
 
-def test_the_best_checkpoints_are_kept_and_nan_never_wins(tmp_path: Path) -> None:
-    scores = {1: 0.1, 2: 0.9, 3: float("nan"), 4: 0.5, 5: 0.9, 6: 0.2}
+def test_the_best_checkpoints_are_kept_and_what_is_not_finite_never_wins(tmp_path: Path) -> None:
+    scores = {1: 0.1, 2: 0.9, 3: float("nan"), 4: float("inf"), 5: 0.9, 6: 0.2}
 
     class Scored(Tiny):
         def valid(self) -> dict[str, float]:
@@ -37,6 +36,7 @@ def test_the_best_checkpoints_are_kept_and_nan_never_wins(tmp_path: Path) -> Non
     options = {"valid_interval": 1, "save_interval": 1, "keep_last": 1, "monitor": "f1"}
     trained(Scored, tmp_path / "max", **options)
     assert saved(tmp_path / "max") == [2, 6]
+    assert best_of(tmp_path / "max") == [(2, 0.9), (6, 0.2)]
     trained(Scored, tmp_path / "min", **options, monitor_mode="min", keep_best=2, keep_every=4)
     assert saved(tmp_path / "min") == [1, 4, 6]
 
@@ -76,41 +76,24 @@ def test_what_an_overridden_evaluate_returns_counts(tmp_path: Path) -> None:
     assert saved(tmp_path / "run") == [1, 6]
 
 
-def test_a_score_that_is_not_finite_is_never_the_best(tmp_path: Path) -> None:
-    class Infinite(Tiny):
-        def valid(self) -> dict[str, float]:
-            return {"score": {2: 0.5, 4: float("inf"), 6: float("nan")}[self.iteration]}
-
-    trained(Infinite, tmp_path, valid_interval=2, save_interval=2, monitor="score")
-    assert best_of(tmp_path) == [(2, 0.5)]
-
-
-def test_scores_of_another_metric_do_not_count(tmp_path: Path) -> None:
+def test_scores_of_another_metric_do_not_count_and_both_names_of_one_do(tmp_path: Path) -> None:
     class Two(Tiny):
         def valid(self) -> dict[str, float]:
             return {"high": 100.0 - self.iteration, "low": float(self.iteration)}
 
     options = {"valid_interval": 2, "save_interval": 2}
+    trained(Two, tmp_path, monitor="valid/high", max_iteration=2, **options)
     trained(Two, tmp_path, monitor="high", max_iteration=4, **options)
+    assert best_of(tmp_path) == [(2, 98.0), (4, 96.0)]
+    older, *newer = validations(tmp_path)
+    (tmp_path / "validations.jsonl").write_text(
+        "".join(
+            f"{json.dumps(line)}\n" for line in ({**older, "monitor": "max valid/high"}, *newer)
+        )
+    )
     assert best_of(tmp_path) == [(2, 98.0), (4, 96.0)]
     trained(Two, tmp_path, monitor="low", max_iteration=6, **options)
     assert best_of(tmp_path) == [(6, 6.0), (4, 4.0)]
-
-
-def test_a_metric_is_the_same_one_by_both_its_names(tmp_path: Path) -> None:
-    class Best(Tiny):
-        def valid(self) -> dict[str, float]:
-            return {"high": 100.0 - self.iteration}
-
-    options = {"valid_interval": 2, "save_interval": 2}
-    trained(Best, tmp_path, monitor="valid/high", max_iteration=4, **options)
-    trained(Best, tmp_path, monitor="high", max_iteration=6, **options)
-    assert best_of(tmp_path) == [(2, 98.0), (4, 96.0), (6, 94.0)]
-    older = [{**line, "monitor": "max valid/high"} for line in validations(tmp_path)[:2]]
-    (tmp_path / "validations.jsonl").write_text(
-        "".join(f"{json.dumps(line)}\n" for line in [*older, *validations(tmp_path)[2:]])
-    )
-    assert best_of(tmp_path)[0] == (2, 98.0)
 
 
 class Falling(Tiny):
@@ -157,16 +140,6 @@ def test_what_could_not_be_written_is_not_the_best_and_the_best_that_is_there_st
     exp.load_checkpoint("best")
     assert exp.iteration == 2
     exp.close()
-
-
-def test_with_warn_an_iteration_that_is_not_finite_is_not_the_best(tmp_path: Path) -> None:
-    class Late(Diverging):
-        def valid(self) -> dict[str, float]:
-            return {"score": float(self.iteration)}
-
-    trained(Late, tmp_path, nonfinite="warn", **EVERY_SECOND)
-    assert "[8] NO CHECKPOINT: not finite" in (tmp_path / "worker_0.log").read_text()
-    assert find_in_run(tmp_path, "best").name == "step-00000004"
 
 
 def test_an_iteration_of_another_run_is_not_the_best_of_the_run_that_goes_on_from_it(

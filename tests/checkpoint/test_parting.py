@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ ROWS, WIDTH = 2000, 32
 
 # --- two processes -----------------------------------------------------------------------------
 
-# Each way is run whole, and again from the checkpoint of update 24, as after a kill -9. Who has
+# A way is run whole, and again from a checkpoint in its middle, as after a kill -9. Who has
 # unfrozen something wraps it again, as the error says.
 SCRIPT = """
 import argparse, shutil, sys
@@ -46,34 +48,46 @@ class Advised(Parted):
 def run(way, output):
     config = Advised.default_config()
     config.data.way = way
+    config.training.max_iteration = last
     exp = Advised(config, argparse.Namespace(output=str(output), device=DEVICE))
     exp.setup()
     exp.run()
     dist.barrier()
 
-for way in sys.argv[2:]:
-    whole, parts = (Path(sys.argv[1]) / way / name for name in ("whole", "parts"))
-    run(way, whole)
-    if dist.get_rank() == 0:
-        shutil.copytree(whole, parts)
-        for path in sorted((parts / "checkpoints").glob("step-*"))[6:]:
-            shutil.rmtree(path)
-    dist.barrier()
-    run(way, parts)
+way, last = sys.argv[2], int(sys.argv[3])
+whole, parts = (Path(sys.argv[1]) / name for name in ("whole", "parts"))
+run(way, whole)
+if dist.get_rank() == 0:
+    shutil.copytree(whole, parts)
+    for path in sorted((parts / "checkpoints").glob("step-*"))[3 * last // 20 :]:
+        shutil.rmtree(path)
+dist.barrier()
+run(way, parts)
 """
-THAWED = ["frozen before", "frozen after"]
-PARTED = ["raw loss", "plateau", "left out", "embedding"]
+# How many updates it takes until what parts is found, and continued.
+LAST = {"frozen after": 20, "frozen before": 20, "left out": 20, "raw loss": 20, "plateau": 20,
+        "embedding": 40}  # fmt: skip
+
+
+def ways(*quick: str, long: Sequence[str] = ()) -> list[Any]:
+    """Cases of a test: two processes that train take some seconds."""
+    return [*quick, *(pytest.param(way, marks=pytest.mark.long) for way in long)]
 
 
 @pytest.fixture(scope="module")
-def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two processes that make all runs."""
-    folder = tmp_path_factory.mktemp("parted")
-    script = folder / "train.py"
-    script.write_text(SCRIPT)
-    for rank in run_ranks([[str(script), str(folder), *THAWED, *PARTED]] * 2):
-        assert rank.returncode == 0, rank.stderr
-    return folder
+def launched(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Where the runs of a way are: two processes make them when a test first asks for it."""
+
+    @functools.cache
+    def launch(way: str) -> Path:
+        folder = tmp_path_factory.mktemp("parted")
+        script = folder / "train.py"
+        script.write_text(SCRIPT)
+        for rank in run_ranks([[str(script), str(folder), way, str(LAST[way])]] * 2):
+            assert rank.returncode == 0, rank.stderr
+        return folder
+
+    return launch
 
 
 def told(output: Path) -> list[str]:
@@ -82,55 +96,61 @@ def told(output: Path) -> list[str]:
     return [line for line in lines if "WARNING" in line and " rank" in line]
 
 
-@pytest.mark.parametrize("way", [*THAWED, *PARTED])
-def test_a_run_whose_ranks_part_continues_to_the_same_bits(launched: Path, way: str) -> None:
-    end = "checkpoints/step-00000040"
-    same_bits(launched / way / "whole" / end, launched / way / "parts" / end)
-    assert "from step-00000024" in (launched / way / "parts" / "worker_0.log").read_text()
+Launched = Callable[[str], Path]
 
 
-@pytest.mark.parametrize("way", THAWED)
+@pytest.mark.parametrize(
+    "way",
+    ways("left out", long=["frozen after", "frozen before", "raw loss", "plateau", "embedding"]),
+)
+def test_a_run_whose_ranks_part_continues_to_the_same_bits(launched: Launched, way: str) -> None:
+    end = f"checkpoints/step-{LAST[way]:08}"
+    same_bits(launched(way) / "whole" / end, launched(way) / "parts" / end)
+    again = f"from step-{LAST[way] * 3 // 5:08}"
+    assert again in (launched(way) / "parts/worker_0.log").read_text()
+
+
+@pytest.mark.parametrize("way", ways("frozen after", long=["frozen before"]))
 def test_what_is_thawed_behind_a_wrapper_is_an_error_in_that_update(
-    launched: Path, way: str
+    launched: Launched, way: str
 ) -> None:
     for rank in (0, 1):
-        [error] = (launched / way / f"whole/errors_{rank}").read_text().splitlines()
+        [error] = (launched(way) / f"whole/errors_{rank}").read_text().splitlines()
         assert error.startswith("[10] self.model.parts.0.0.weight: was frozen when its layer was")
         assert error.endswith("unfreeze it: self.model = self.data_parallel(self.model).")
 
 
-@pytest.mark.parametrize("way", THAWED)
-def test_what_is_wrapped_again_is_averaged_also_after_a_resume(launched: Path, way: str) -> None:
+@pytest.mark.parametrize("way", ways("frozen after", long=["frozen before"]))
+def test_what_is_wrapped_again_is_averaged_also_after_a_resume(
+    launched: Launched, way: str
+) -> None:
     for run in ("whole", "parts"):
-        assert told(launched / way / run) == []
-        apart = launched / way / run / "checkpoints/step-00000040/@local_1.safetensors"
+        assert told(launched(way) / run) == []
+        apart = launched(way) / run / "checkpoints/step-00000020/@local_1.safetensors"
         assert {key.split("/")[1][-5:] for key in parse(apart.read_bytes())} == {"_mean", "iance"}
     # The error is raised once: the start that continues averages what the one before did.
     for rank in (0, 1):
-        errors = [launched / way / run / f"errors_{rank}" for run in ("whole", "parts")]
+        errors = [launched(way) / run / f"errors_{rank}" for run in ("whole", "parts")]
         assert errors[0].read_text() == errors[1].read_text()  # which was copied
 
 
-@pytest.mark.parametrize(
-    ("way", "causes"),
-    [
-        ("raw loss", [f"and so do 6 more: {OWN}, although its layer is in data_parallel. The us"]),
-        ("embedding", [f"model.parts.1.weight differs between the ranks: {OWN}, although"]),
-        ("left out", ["the ranks have made unlike numbers of its updates. Whether to step must"]),
-        (
-            "plateau",
-            [
-                "optimizer: the learning rate is 0.015 on rank 0 and 0.05 on rank 1. It must come",
-                "and so do 6 more: each trains with a learning rate of its own.",
-            ],
-        ),
+CAUSES = {
+    "left out": ["the ranks have made unlike numbers of its updates. Whether to step must"],
+    "raw loss": [f"and so do 6 more: {OWN}, although its layer is in data_parallel. The us"],
+    "embedding": [f"model.parts.1.weight differs between the ranks: {OWN}, although"],
+    "plateau": [
+        "optimizer: the learning rate is 0.015 on rank 0 and 0.05 on rank 1. It must come",
+        "and so do 6 more: each trains with a learning rate of its own.",
     ],
-)
+}
+
+
+@pytest.mark.parametrize("way", ways("left out", long=["raw loss", "embedding", "plateau"]))
 def test_what_parts_after_the_first_checkpoint_is_named_once_with_its_cause(
-    launched: Path, way: str, causes: list[str]
+    launched: Launched, way: str
 ) -> None:
-    whole, parts = (told(launched / way / run) for run in ("whole", "parts"))
-    for line, cause in zip(whole, causes, strict=True):
+    whole, parts = (told(launched(way) / run) for run in ("whole", "parts"))
+    for line, cause in zip(whole, CAUSES[way], strict=True):
         assert cause in line
     assert parts[: len(whole)] == whole  # a copy
     [again] = [line for line in parts[len(whole) :] if "differs between the ranks" in line]

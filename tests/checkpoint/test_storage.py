@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from tiny import refusing
 
+from expbase.base import threads
 from expbase.base.files import write_single_file
 from expbase.checkpoint import layout, storage
 from expbase.checkpoint.layout import CheckpointError
@@ -35,10 +36,20 @@ def content(path: Path) -> dict[str, bytes]:
     return {name: data.tobytes() for name, data in storage.read(path).items()}
 
 
+def damage(path: Path) -> str:
+    """What is wrong with a checkpoint; empty: nothing."""
+    try:
+        storage.verify(path)
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
 def test_what_was_written_is_read_back(tmp_path: Path) -> None:
-    path = storage.write(tmp_path / "c", 400, {"a": [b"one", memoryview(b"two")]}, {"x": 1.5})
+    files = {"a": [b"one", memoryview(b"two")], "empty": [b""]}
+    path = storage.write(tmp_path / "c", 400, files, {"x": 1.5})
     assert path.name == "step-00000400"
-    assert content(path) == {"a": b"onetwo"}
+    assert content(path) == {"a": b"onetwo", "empty": b""}
     assert storage.verify(path)["info"] == {"x": 1.5}
     assert newest_intact(tmp_path / "c") == (path, [])
 
@@ -124,35 +135,26 @@ def test_everything_is_on_disk_before_it_gets_its_name_and_the_name_after(
 
 def test_every_damage_is_found_and_the_one_before_is_used(tmp_path: Path) -> None:
     random_source = random.Random(5)
-    write(tmp_path / "c", 1)
-    good = write(tmp_path / "good", 2)
-    trials = 0
-    for file in sorted(good.iterdir()):
+    write(tmp_path, 1)
+    for name in ("manifest.json", "model.safetensors", "state.json", "empty"):
+        file = write(tmp_path, 2) / name
         data = file.read_bytes()
-        damaged: list[bytes | None] = [None, b"", data + b"x"]
+        damaged = [b"", data + b"x"]
         damaged += [data[: random_source.randrange(len(data))] for _ in range(5 if data else 0)]
-        for _ in range(150 if data else 0):
+        for _ in range(100 if data else 0):
             position, bit = random_source.randrange(len(data)), 1 << random_source.randrange(8)
             changed = bytes([data[position] ^ bit])
             damaged.append(data[:position] + changed + data[position + 1 :])
         for bad in damaged:
-            if bad == data:
-                continue
-            victim = tmp_path / "c" / "step-00000002"
-            shutil.copytree(good, victim)
-            if bad is None:
-                (victim / file.name).unlink()
-            else:
-                (victim / file.name).write_bytes(bad)
-            path, rejected = newest_intact(tmp_path / "c")
-            assert path is not None
-            assert path.name == "step-00000001", file.name
-            assert len(rejected) == 1
-            assert "step-00000002" in rejected[0]
-            assert "Moved aside to damaged-step-00000002" in rejected[0]
-            shutil.rmtree(tmp_path / "c" / "damaged-step-00000002")
-            trials += 1
-    assert trials >= 450
+            if bad != data:
+                file.write_bytes(bad)
+                assert name in damage(file.parent)
+        file.unlink()
+        path, [rejected] = newest_intact(tmp_path)
+        assert path == tmp_path / "step-00000001"
+        assert "step-00000002" in rejected
+        assert name in rejected
+        assert "Moved aside to damaged-step-00000002" in rejected
 
 
 def test_a_damaged_one_takes_the_place_of_an_earlier_damaged_one(tmp_path: Path) -> None:
@@ -191,38 +193,29 @@ def test_a_manifest_names_files_beside_it_only(tmp_path: Path, name: str) -> Non
             reader(path)
 
 
-@pytest.mark.parametrize("file", ["manifest.json", "model.safetensors"])
-def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path, file: str) -> None:
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
     path = write(tmp_path, 1)
-    (path / file).unlink()
-    os.mkfifo(path / file)
-    with pytest.raises(CheckpointError, match=file):
-        storage.verify(path)
+    for file in ("model.safetensors", "manifest.json"):  # the second one is looked at first
+        (path / file).unlink()
+        os.mkfifo(path / file)
+        assert file in damage(path)
 
 
-def test_a_manifest_without_a_table_of_files_is_damaged(tmp_path: Path) -> None:
+def test_a_manifest_without_a_table_or_nested_without_end_is_damaged(tmp_path: Path) -> None:
     path = write(tmp_path, 1)
     files: Any = "model"
-    (path / "manifest.json").write_bytes(storage._manifest_bytes(1, files, {}))
-    with pytest.raises(CheckpointError, match=r"manifest\.json: damaged"):
-        storage.verify(path)
+    for text in (storage._manifest_bytes(1, files, {}), b"[" * 100_000):
+        (path / "manifest.json").write_bytes(text)
+        assert "manifest.json: damaged" in damage(path)
 
 
-def test_a_manifest_that_is_nested_without_end_is_damaged(tmp_path: Path) -> None:
-    path = write(tmp_path, 1)
-    (path / "manifest.json").write_text("[" * 100_000)
-    with pytest.raises(CheckpointError, match=r"manifest\.json: damaged"):
-        storage.verify(path)
-
-
-@pytest.mark.parametrize("error", [28, 30, 2])  # no space, read-only, vanished
 def test_a_system_that_refuses_is_told_and_the_earlier_ones_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path, 1)
 
     def refuse(*args: Any) -> None:
-        raise OSError(error, os.strerror(error))
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(os, "fsync", refuse)
     with pytest.raises(CheckpointError) as caught:
@@ -230,7 +223,7 @@ def test_a_system_that_refuses_is_told_and_the_earlier_ones_stay(
     monkeypatch.undo()
     text = str(caught.value)
     assert "step-00000002: cannot be written" in text
-    assert os.strerror(error) in text
+    assert os.strerror(errno.EROFS) in text
     assert "Earlier checkpoints are intact. Make room" in text
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
     storage.verify(tmp_path / "step-00000001")
@@ -336,24 +329,22 @@ def test_a_checksum_whose_thread_has_died_is_an_error(
         raise MemoryError
 
     path = write(tmp_path, 1)
+    monkeypatch.setattr(threads, "_LOOK_SECONDS", 0.01)
     monkeypatch.setattr(futures.Future, "set_result", die)
     monkeypatch.setattr(futures.Future, "set_exception", die)
-    with pytest.raises(RuntimeError, match="has died, as one does for want of memory"):
-        storage.verify(path)
-    with pytest.raises(RuntimeError, match="has died, as one does for want of memory"):
-        write(tmp_path, 2)
+    for use in (lambda: storage.verify(path), lambda: write(tmp_path, 2)):
+        with pytest.raises(RuntimeError, match="has died, as one does for want of memory"):
+            use()
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
 
 
-@pytest.mark.parametrize("kind", ["pipe", "link"])
-def test_what_is_in_the_place_of_a_half_written_checkpoint_is_removed(
-    tmp_path: Path, kind: str
-) -> None:
+def test_what_is_in_the_place_of_a_half_written_checkpoint_is_removed(tmp_path: Path) -> None:
     place = tmp_path / ".writing-step-00000001"
-    for use in (newest_intact, lambda folder: write(folder, 1)):
-        os.mkfifo(place) if kind == "pipe" else place.symlink_to("/nowhere")
-        use(tmp_path)
-        assert not os.path.lexists(place)
+    for put in (os.mkfifo, lambda place: place.symlink_to("/nowhere")):
+        for use in (newest_intact, lambda folder: write(folder, 1)):
+            put(place)
+            use(tmp_path)
+            assert not os.path.lexists(place)
 
 
 def test_a_link_in_the_place_of_a_half_written_file_is_not_followed(tmp_path: Path) -> None:
@@ -362,8 +353,3 @@ def test_a_link_in_the_place_of_a_half_written_file_is_not_followed(tmp_path: Pa
     write_single_file(tmp_path / "config.yaml", [b"ours"])
     assert (tmp_path / "theirs").read_text() == "theirs"
     assert (tmp_path / "config.yaml").read_text() == "ours"
-
-
-def test_an_empty_file_is_read(tmp_path: Path) -> None:
-    path = write(tmp_path, 1, a=b"")
-    assert storage.read(path)["a"].tobytes() == b""

@@ -41,18 +41,10 @@ from expbase.data import loaders
 from expbase.data.loaders import LoaderAdapter, Shard, adapt_loader, check_begins_anew
 from expbase.data.position import DataPosition
 
-
-def test_indices_are_told_with_each_batch() -> None:
-    batches = adapted(loader(shuffle=False)).open(1)
-    assert batches.indices is None
-    next(batches)
-    assert (batches.indices, batches.ended) == ([0, 1, 2], False)
-
-
 # --- shards ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("world_size", "filled"), [(2, 0), (3, 2), (5, 1), (7, 3)])
+@pytest.mark.parametrize(("world_size", "filled"), [(2, 0), (3, 2), (7, 3)])
 def test_batches_are_dealt_out_and_the_last_round_is_filled(world_size: int, filled: int) -> None:
     whole = drawn(adapted(loader()))
     adapters = [adapted(loader(), rank, world_size) for rank in range(world_size)]
@@ -98,17 +90,18 @@ class Sub(DistributedBatchSampler):
         super().set_epoch(10 * epoch)
 
 
-@pytest.mark.parametrize("size", [1, 4, 10])
 @pytest.mark.parametrize("kind", [None, DistributedBatchSampler, Sub])
-def test_evaluation_gives_every_sample_once_over_the_ranks(size: int, kind: Any) -> None:
-    def make(rank: int) -> DataLoader:
+def test_evaluation_gives_every_sample_once_over_the_ranks(kind: Any) -> None:
+    def make(size: int, rank: int) -> DataLoader:
         if kind is None:
             return DataLoader(Noisy(size), batch_size=3)
         sampler = kind(Noisy(size), 3, num_replicas=3, rank=rank)
         return DataLoader(Noisy(size), batch_sampler=sampler)
 
-    seen = [plain(b) for rank in range(3) for b in adapted(make(rank), rank, 3).once(rng.VALID, 1)]
-    assert sorted(indices(seen)) == list(range(size))
+    for size in (1, 4, 10):
+        of_ranks = [adapted(make(size, rank), rank, 3).once(rng.VALID, 1) for rank in range(3)]
+        seen = [plain(batch) for batches in of_ranks for batch in batches]
+        assert sorted(indices(seen)) == list(range(size))
 
 
 class Half(DistributedBatchSampler):
@@ -555,17 +548,9 @@ class Kept:
 
 ONCE: dict[str, Any] = {
     "a generator": generator,
-    "an expression": lambda: (batch for batch in [1]),
     "of a list": lambda: iter([1]),
-    "of a dict": lambda: iter({1: 1}),
     "map": lambda: map(str, [1]),
-    "zip": lambda: zip([1], [2], strict=True),
-    "enumerate": lambda: enumerate([1]),
-    "filter": lambda: filter(None, [1]),
-    "reversed": lambda: reversed([1]),
-    "chain": lambda: itertools.chain([1]),
     "islice": lambda: itertools.islice([1], 1),
-    "cycle": lambda: itertools.cycle([1]),
     "csv": lambda: csv.reader(["1,2"]),
     "a file": lambda: io.StringIO("1"),
     "iter(loader)": lambda: iter(loader()),
@@ -573,19 +558,23 @@ ONCE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("make", ONCE.values(), ids=ONCE)
-def test_what_can_be_read_once_is_refused_with_what_to_give_instead(make: Any) -> None:
+def test_what_can_be_read_once_is_refused_with_what_to_give_instead() -> None:
     expected = (
         r"self\.valid_loader: <.* given, which can be read once; expected what begins anew in each "
         r"pass: the DataLoader itself, not iter\(loader\) or loader\(\); a list of batches; or an "
     )
-    with pytest.raises(TypeError, match=expected):
+    for name, make in ONCE.items():
+        said = f"{name} is taken"
+        try:
+            check_begins_anew(make(), "self.valid_loader")
+        except TypeError as error:
+            said = str(error)
+        assert re.match(expected, said), name
+
+
+def test_what_may_begin_anew_is_taken() -> None:
+    for make in (loader, list, dict, Countdown, Again, Once, Kept, Lines):
         check_begins_anew(make(), "self.valid_loader")
-
-
-@pytest.mark.parametrize("make", [loader, list, dict, Countdown, Again, Once, Kept, Lines])
-def test_what_may_begin_anew_is_taken(make: Any) -> None:
-    check_begins_anew(make(), "self.valid_loader")
 
 
 @pytest.mark.parametrize("make", [Once, Kept, lambda: DataLoader(Stored(), batch_size=2)])

@@ -125,7 +125,7 @@ class Remembering:
     [Remembering, lambda: DataLoader(Noisy(), batch_sampler=RememberingSampler())],
     ids=["stream", "sampler"],
 )
-@pytest.mark.parametrize("stop", range(1, 12))
+@pytest.mark.parametrize("stop", [1, 5, 8])  # within an epoch, at its end, in the next
 def test_a_loader_that_remembers_is_continued_from_its_own_state(make: Any, stop: int) -> None:
     def step(iterator: DataPosition) -> Any:
         if iterator.needs_epoch:

@@ -19,9 +19,8 @@ def loops(kept: list[Any] | None = None) -> list[Batches]:
     return [loop]
 
 
-@pytest.mark.parametrize(
-    ("of_ranks", "again"),
-    [
+def test_samples_that_come_more_than_once_are_counted() -> None:
+    cases: list[tuple[list[Any], str]] = [
         ([[0, 2, 4], [1, 3, 0]], "1 of 6"),
         ([[0, 2, 0], [1, 3]], "1 of 5"),  # one rank had both
         ([[np.int64(0), 2], [1, 2]], "1 of 4"),
@@ -30,14 +29,13 @@ def loops(kept: list[Any] | None = None) -> list[Batches]:
         ([[0, 2], [1, 3]], ""),
         ([["a"], [("a",)]], ""),
         ([[0, 1, 2], []], ""),
-    ],
-)
-def test_samples_that_come_more_than_once_are_counted(of_ranks: list[Any], again: str) -> None:
-    reads = [what_was_read(loops(kept), with_indices=True) for kept in of_ranks]
-    found = counted_twice(loops(), reads)
-    assert [*found] == ["self.train_loader"] * bool(again)
-    for text in found.values():
-        assert text.startswith(f"{again} samples were counted twice: its sampler gives them to")
+    ]
+    for of_ranks, again in cases:
+        reads = [what_was_read(loops(kept), with_indices=True) for kept in of_ranks]
+        found = counted_twice(loops(), reads)
+        assert [*found] == ["self.train_loader"] * bool(again), of_ranks
+        for text in found.values():
+            assert text.startswith(f"{again} samples were counted twice: its sampler gives them to")
 
 
 def test_indices_are_sent_only_if_a_sampler_shards_by_itself_and_at_the_end() -> None:

@@ -55,10 +55,10 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.parametrize("killed", ["before it", "at work", "read by hand", "with it", "later"])
+@pytest.mark.parametrize("killed", ["at work", "read by hand", "with it", "later"])
 def test_of_a_run_that_was_killed_nothing_is_left(tmp_path: Path, killed: str) -> None:
-    """Killed before its worker, which may be making files just then, or be of a loader that is read
-    by hand; with it; or when that has ended and its batches are held.
+    """Killed before its worker, which is making files just then, or is of a loader that is read by
+    hand; with it; or when that has ended and its batches are held.
     """
     command = [sys.executable, "-W", "ignore", "-c", KILLED_WITH_WORKERS, killed]
     result = forks.run(command)  # until nobody has its stdout any more, the worker neither

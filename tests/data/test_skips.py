@@ -56,28 +56,26 @@ def read_by(skips: Skips, updates: range, place: int) -> tuple[list[int], int]:
     return used, place
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_an_update_uses_the_next_slot_that_is_not_left_out_whenever_a_number_was_given(
-    seed: int,
-) -> None:
-    draw = random.Random(seed)
-    first, later = ({draw.randint(1, 30) for _ in range(draw.randint(0, 12))} for _ in range(2))
-    before = Skips(first)
-    middle = draw.randint(0, 12)
-    used, place = read_by(before, range(1, middle + 1), 0)
-    assert used == [slot_of(update, first) for update in range(1, middle + 1)]
+def test_an_update_uses_the_next_slot_that_is_not_left_out_whenever_a_number_was_given() -> None:
+    for seed in range(30):
+        draw = random.Random(seed)
+        first, later = ({draw.randint(1, 30) for _ in range(draw.randint(0, 12))} for _ in range(2))
+        before = Skips(first)
+        middle = draw.randint(0, 12)
+        used, place = read_by(before, range(1, middle + 1), 0)
+        assert used == [slot_of(update, first) for update in range(1, middle + 1)], seed
 
-    # Continued, with other numbers: those that are behind have no effect, given or taken away.
-    after = Skips(later)
-    after.done = [*before.done]
-    too_late, gone = after.go_on(middle)
-    assert too_late == sorted(n for n in later - first if n <= place)
-    assert gone == sorted(n for n in first - later if n <= place)
-    what_holds = {n for n in first if n <= place} | {n for n in later if n > place}
-    assert after.numbers == what_holds
-    used, _ = read_by(after, range(middle + 1, 25), place)
-    assert used == [slot_of(update, what_holds) for update in range(middle + 1, 25)]
-    assert len(after.to_come) == len({n for n in what_holds if n > used[-1]})
+        # Continued, with other numbers: those that are behind have no effect, given or taken away.
+        after = Skips(later)
+        after.done = [*before.done]
+        too_late, gone = after.go_on(middle)
+        assert too_late == sorted(n for n in later - first if n <= place), seed
+        assert gone == sorted(n for n in first - later if n <= place), seed
+        what_holds = {n for n in first if n <= place} | {n for n in later if n > place}
+        assert after.numbers == what_holds, seed
+        used, _ = read_by(after, range(middle + 1, 25), place)
+        assert used == [slot_of(update, what_holds) for update in range(middle + 1, 25)], seed
+        assert len(after.to_come) == len({n for n in what_holds if n > used[-1]}), seed
 
 
 # --- runs ---------------------------------------------------------------------------------------
@@ -113,33 +111,46 @@ def both(
     return whole, parts
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Any]]:
+    """The batches that runs of no shares and of four read if nothing is left out."""
+    folder = tmp_path_factory.mktemp("plain")
+    ends = {0: 20, 4: 5}
+    return {
+        shares: trained(  # type: ignore[attr-defined]
+            Reading, folder / str(shares), **{**RARE, "max_iteration": end, "shares": shares}
+        ).batches()
+        for shares, end in ends.items()
+    }
+
+
 @pytest.mark.parametrize(
     ("numbers", "middle", "training", "left_out"),
     [
         # The batches of one epoch are 0 to 9, of the next 10 to 19.
-        ([6], 4, {}, [5]),
-        ([9, 7, 7, 8], 4, {}, [6, 7, 8]),
-        ([10], 4, {}, [9]),  # the last one of an epoch
-        ([10, 11, 12], 9, {}, [9, 10, 11]),  # over its end, right after a checkpoint
-        ([11], 10, {}, [10]),  # the first one of the next epoch, between two
-        ([3, 5], 2, {"accumulation_steps": 2, "max_iteration": 6}, [4, 5, 8, 9]),
-        ([2, 4], 1, {"accumulation_steps": 4, "max_iteration": 4}, [4, 5, 6, 7, 12, 13, 14, 15]),
+        ([9, 7, 7, 8], 4, {"max_iteration": 9}, [6, 7, 8]),
+        # Over its end, after a checkpoint; the first one of the next epoch, between two.
+        pytest.param([10, 11, 12], 9, {"max_iteration": 12}, [9, 10, 11], marks=pytest.mark.long),
+        pytest.param([11], 10, {"max_iteration": 12}, [10], marks=pytest.mark.long),
+        ([2, 4], 1, {"accumulation_steps": 4, "max_iteration": 3}, [4, 5, 6, 7, 12, 13, 14, 15]),
         # Shares: an epoch of ten batches ends with its first two again.
-        ([2], 1, {"shares": 4, "max_iteration": 4}, [4, 5, 6, 7]),
-        ([3], 2, {"shares": 4, "max_iteration": 5}, [8, 9, 10, 11]),
+        ([3], 2, {"shares": 4, "max_iteration": 4}, [8, 9, 10, 11]),
     ],
 )
 def test_what_is_left_out_later_was_never_there_to_the_bit(
-    tmp_path: Path, numbers: list[int], middle: int, training: dict[str, int], left_out: list[int]
+    tmp_path: Path,
+    plain: dict[int, list[Any]],
+    numbers: list[int],
+    middle: int,
+    training: dict[str, int],
+    left_out: list[int],
 ) -> None:
-    training = {"max_iteration": 13, **training}
     whole, _ = both(tmp_path, Reading, numbers, middle, **training)
     of_each = training.get("shares") or training.get("accumulation_steps", 1)
-    more = training["max_iteration"] + len({*numbers})
-    plain: Any = trained(Reading, tmp_path / "plain", **{**RARE, **training, "max_iteration": more})
-    all_batches = plain.batches()
-    assert whole.batches() == [b for n, b in enumerate(all_batches) if n not in left_out]
-    assert len(whole.noted) == of_each * training["max_iteration"]
+    all_batches = plain[training.get("shares", 0)]
+    count = of_each * training["max_iteration"]
+    assert whole.batches() == [b for n, b in enumerate(all_batches) if n not in left_out][:count]
+    assert len(whole.noted) == count
     # Each update has its own number of batches, and the random numbers of its own.
     assert [iteration for iteration, *_ in whole.noted] == [
         iteration for iteration in range(1, whole.iteration + 1) for _ in range(of_each)
@@ -263,6 +274,8 @@ def test_a_checkpoint_from_before_there_was_the_key_has_left_out_nothing(tmp_pat
 
 def test_the_end_by_epochs_comes_earlier_and_a_schedule_stays_as_long(tmp_path: Path) -> None:
     class Planned(Tiny):
+        size = 12  # three batches an epoch
+
         def __init__(self, *given: Any) -> None:
             super().__init__(*given)
             self.planned = Notes()
@@ -271,54 +284,49 @@ def test_the_end_by_epochs_comes_earlier_and_a_schedule_stays_as_long(tmp_path: 
             self.planned.append(self.total_iterations)
 
     by_epochs = {**RARE, "max_iteration": 0, "max_epoch": 2}
-    for numbers, end in (([3, 12], 18), ([20], 20), ([19, 20], 19), ([21], 20)):
+    for numbers, end in (([2, 4], 4), ([6], 6), ([5, 6], 5), ([7], 6)):
         output = tmp_path / str(end) / str(numbers)
         exp: Any = trained(Planned, output, skip_updates=numbers, **by_epochs)
         assert exp.iteration == end
-        assert {*exp.planned} == {20}
+        assert {*exp.planned} == {6}
         log = (output / "worker_0.log").read_text()
         assert f"end         by training.max_epoch (2 epochs, {end} updates)" in log
         assert f"config      training.skip_updates={numbers}" in log
         assert metrics(output)[-1]["speed/seconds_left"] == 0
 
-    both_limits = {**by_epochs, "max_iteration": 20}
+    both_limits = {**by_epochs, "max_iteration": 6}
     for _ in range(2):
         trained(Planned, tmp_path / "run", skip_updates=[3], **both_limits)
     log = (tmp_path / "run/worker_0.log").read_text()
-    assert "FINISHED already: iteration 19, epoch 2. To train on, raise training.max_epoch;" in log
+    assert "FINISHED already: iteration 5, epoch 2. To train on, raise training.max_epoch;" in log
 
 
-def test_what_is_left_out_is_in_the_records(tmp_path: Path) -> None:
-    exp = trained(Tiny, tmp_path / "run", skip_updates=[2], max_iteration=4, **RARE)
+def test_what_is_left_out_is_in_the_records_and_no_speed(tmp_path: Path) -> None:
+    class Logged(Tiny):
+        def on_log(self, metrics: dict[str, float]) -> None:
+            rates = (metrics[f"speed/{of}_per_second"] for of in ("samples", "steps"))
+            self.samples_of_update = next(rates) / next(rates)
+
+    exp: Any = trained(Logged, tmp_path / "run", skip_updates=[4], max_iteration=4, **RARE)
     (start,) = [record for record in ledger(tmp_path / "run") if record["event"] == "start"]
-    assert start["config"]["training.skip_updates"] == [2]
+    assert start["config"]["training.skip_updates"] == [4]
     path = tmp_path / "run/checkpoints/step-00000004"
     manifest = json.loads((path / "manifest.json").read_text())
-    assert manifest["info"]["config"]["training.skip_updates"] == [2]
+    assert manifest["info"]["config"]["training.skip_updates"] == [4]
     assert exp.internals.batch_in_epoch == 5
-
-
-def test_what_is_left_out_is_no_speed(tmp_path: Path) -> None:
-    class Slow(Tiny):
-        def on_log(self, metrics: dict[str, float]) -> None:
-            seconds = 1 / metrics["speed/steps_per_second"]
-            self.log_of_batches = metrics["speed/samples_per_second"] * seconds
-
-    exp: Any = trained(Slow, tmp_path / "run", skip_updates=[2, 3, 4], max_iteration=2, **RARE)
-    assert exp.log_of_batches == pytest.approx(4)
+    assert exp.samples_of_update == pytest.approx(4)
 
 
 # With shares the bits are those of one process.
-@pytest.mark.parametrize("shares", [0, 4])
-def test_the_ranks_leave_out_the_same(tmp_path: Path, forked: None, shares: int) -> None:
+@pytest.mark.parametrize("shares", [pytest.param(0, marks=pytest.mark.long), 4])
+@pytest.mark.long
+def test_the_ranks_leave_out_the_same(tmp_path: Path, shares: int) -> None:
     words = [f"training.{key}={number}" for key, number in {**RARE, "log_interval": 1}.items()]
     words += [f"training.shares={shares}", "data.net=classifier", "--device", DEVICE]
-    numbers = "training.skip_updates=[6, 9]"
-    starts = [
-        ("whole", 1 if shares else 2, 10, [numbers]),
-        ("parts", 2, 4, []),
-        ("parts", 2, 10, [numbers]),
-    ]
+    numbers = "training.skip_updates=[4, 6]"
+    starts = [("whole", 1 if shares else 2, 6, [numbers]), ("parts", 2, 6, [numbers])]
+    if not shares:
+        starts.insert(1, ("parts", 2, 2, []))
     for name, ranks, end, more in starts:
         given = ["--output", str(tmp_path / name), *words, f"training.max_iteration={end}", *more]
         result = run_script(TESTS / "proofs/many.py", *given, "--nprocs", str(ranks))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import inspect
 import json
 import re
@@ -30,6 +31,7 @@ from pages import (
     rows,
     slug,
 )
+from screens import texts
 from test_readme import parser_of_tools
 
 from expbase import ExperimentBase, default_argument_parser
@@ -127,15 +129,18 @@ def pattern(message: str) -> re.Pattern[str]:
     return re.compile(".{1,80}?".join(map(re.escape, message.strip("… ").split("…"))))
 
 
-def literals() -> Iterator[str]:
+@functools.cache
+def literals() -> frozenset[str]:
     """The texts in the code of expbase, with … for what is put in."""
+    found = set()
     for path in (ROOT / "expbase").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.JoinedStr):
                 parts = (isinstance(part, ast.Constant) and part.value for part in node.values)
-                yield "".join(str(part or "…") for part in parts)
+                found.add("".join(str(part or "…") for part in parts))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                yield re.sub(r"%\w|\{[^}]*\}", "…", node.value)
+                found.add(re.sub(r"%\w|\{[^}]*\}", "…", node.value))
+    return frozenset(found)
 
 
 # --- names -----------------------------------------------------------------------------------
@@ -212,9 +217,8 @@ def test_every_page_that_the_code_names_exists() -> None:
 # --- sizes and outputs -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", ["resume", "running"])
-def test_the_pages_show_what_the_tools_print(page: str) -> None:
-    texts = {*literals()}
+def test_the_pages_show_what_the_tools_print() -> None:
+    texts = literals()
     printed = [
         re.compile("(.+)".join(map(re.escape, text.split("…"))))
         for text in texts
@@ -233,10 +237,20 @@ def test_the_pages_show_what_the_tools_print(page: str) -> None:
             for put in [found.groups()]
         )
 
-    shown = [t for t in blocks(page, "text") if "config.yaml" not in t]  # that one lists files
-    lines = [line for text in shown for line in text.splitlines() if line.strip() != "…"]
-    assert len(lines) > 2
-    assert [line for line in lines if not is_printed(line.removeprefix("WARNING: "))] == []
+    for page in ("resume", "running"):
+        shown = [t for t in blocks(page, "text") if "config.yaml" not in t]  # that one lists files
+        lines = [line for text in shown for line in text.splitlines() if line.strip() != "…"]
+        assert len(lines) > 2, page
+        said = [line.removeprefix("WARNING: ") for line in lines]
+        assert [line for line in said if not is_printed(line)] == [], page
+
+
+def test_the_log_lines_of_the_pictures_are_some_of_today() -> None:
+    said = "\n".join(literals())
+    lines = [row for name in ("promise", "live") for row in texts(DOCS / f"{name}.svg")]
+    written = re.findall(r"^\d\d:\d\d:\d\d (?:\[\d+\] )?([a-zA-Z]+)", "\n".join(lines), re.M)
+    assert {"experiment", "versions", "saved", "CONTINUING", "FINISHED"} <= {*written}
+    assert [word for word in written if word not in said] == []
 
 
 PROVED = re.compile(
@@ -266,15 +280,18 @@ def test_the_page_of_proofs_has_what_each_script_counted_in_both_languages_the_s
 BESIDE = [ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
 
 
-@pytest.mark.parametrize("page", BOTH + BESIDE, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_leads_to_a_file_and_to_a_heading_of_it(page: Path) -> None:
-    for target in links(page):
-        path, _, heading = target.partition("#")
-        file = page.parent / path if path else page
-        assert file.exists(), target
-        if heading:
-            anchors = {slug(text) for _, text in headings(file.read_text(encoding="utf-8"))}
-            assert heading in anchors, target
+def test_every_link_leads_to_a_file_and_to_a_heading_of_it() -> None:
+    for page in BOTH + BESIDE:
+        for target in links(page):
+            path, _, heading = target.partition("#")
+            file = (page.parent / path).resolve() if path else page
+            assert file.exists(), (page, target)
+            assert not heading or heading in anchors(file), (page, target)
+
+
+@functools.cache
+def anchors(page: Path) -> set[str]:
+    return {slug(text) for _, text in headings(page.read_text(encoding="utf-8"))}
 
 
 @pytest.mark.parametrize("name", ["README.md", "README.zh-CN.md"])

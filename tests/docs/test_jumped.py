@@ -1,4 +1,7 @@
-"""docs/jumped.md: the batch at which a loss jumped is found, looked at and left out, as it says."""
+"""docs/jumped.md: the batch at which a loss jumped is found, looked at and left out, as it says.
+
+All of it is long: the run of the page has 5,000 updates. A short one is made again in any case.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ import forks
 import pytest
 from pages import blocks
 from tiny import metrics
+
+from expbase import __main__
 
 SCRIPT, LOOK, BREAK = blocks("jumped", "python")
 TRAIN, FIND, CLOSER, LEAVE_OUT = "".join(blocks("jumped", "bash")).splitlines()
@@ -41,6 +46,24 @@ def do(command: str, folder: Path, *, code: int = 0, typed: str = "", **variable
     return done
 
 
+@pytest.mark.usefixtures("forked")
+def test_the_command_of_the_page_shows_each_update_of_a_short_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONWARNINGS", "ignore")
+    do(f"{TRAIN} --device=cpu training.max_iteration=20 training.save_interval=10", tmp_path)
+    short = FIND.replace("4000", "10").replace("4020", "20")
+    capfd.readouterr()
+    assert __main__.main(shlex.split(short)[3:]) == 0
+    *updates, result = capfd.readouterr().out.splitlines()
+    form = re.compile(r"\[\d+\] loss=\S+ samples \d+,\d+")
+    assert len(updates) == 10
+    assert [line for line in updates + FOUND.splitlines()[:-1] if not form.fullmatch(line)] == []
+    assert result.startswith("reproduced: iterations 11 to 20 of 20, the same bits ")
+
+
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of the page."""
@@ -55,12 +78,14 @@ def shape(said: str) -> list[str]:
     return re.sub(r"=[\d.e+-]+", "=0", said).splitlines()
 
 
+@pytest.mark.long
 def test_the_curve_jumps_where_the_page_says(project: Path) -> None:
     losses = {line["iteration"]: line["train/loss"] for line in metrics(project / "runs/prices")}
     late = {iteration: loss for iteration, loss in losses.items() if iteration > 1000}
     assert [iteration for iteration, loss in late.items() if loss > 1] == [4020]
 
 
+@pytest.mark.long
 def test_one_command_names_the_update_and_the_bad_sample(project: Path) -> None:
     said = do(FIND, project).stdout
     assert len(said.splitlines()) == 21
@@ -76,6 +101,7 @@ def loss_of(line: str) -> list[str]:
     return re.findall(r" loss=(\S+)", line)
 
 
+@pytest.mark.long
 def test_a_closer_look_is_shown_to_be_harmless_and_another_loss_is_not(project: Path) -> None:
     start, end = SCRIPT.index("    def train_batch"), SCRIPT.index("\n\nif __name__")
     closer = SCRIPT[:start] + textwrap.indent(LOOK, "    ") + SCRIPT[end:]
@@ -93,6 +119,7 @@ def test_a_closer_look_is_shown_to_be_harmless_and_another_loss_is_not(project: 
     assert "NOT THE SAME BY THE CODE OF NOW: iterations 4001 to 4020: train/loss at" in said
 
 
+@pytest.mark.long
 def test_a_breakpoint_is_reached_and_the_numbers_stay_the_same(project: Path) -> None:
     line = "        loss.backward()\n"
     stop = textwrap.indent(BREAK, " " * 8)
@@ -103,6 +130,7 @@ def test_a_breakpoint_is_reached_and_the_numbers_stay_the_same(project: Path) ->
     assert "the same by the code of now: iterations 4001 to 4020 of 5000" in done.stdout
 
 
+@pytest.mark.long
 def test_the_check_of_paddle_names_the_operation_and_changes_nothing(tmp_path: Path) -> None:
     nan = "loss = (self.model(x) - y - 1e30 * (self.iteration == 17)).square().mean()"
     script = changed(("loss = paddle.nn.functional.mse_loss(self.model(x), y)", nan))
@@ -125,6 +153,7 @@ def test_the_check_of_paddle_names_the_operation_and_changes_nothing(tmp_path: P
     assert re.search(r"There are NAN or INF .*op=\w+", done.stderr)
 
 
+@pytest.mark.long
 def test_the_batch_is_left_out_in_a_run_that_goes_on_from_before(project: Path) -> None:
     (project / "train.py").write_text(SCRIPT)
     said = do(f"{LEAVE_OUT} --device=cpu", project).stderr

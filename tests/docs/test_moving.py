@@ -287,6 +287,7 @@ def changed_imports(code: str) -> str:
     return code.replace("import numpy as np\n", f"import numpy as np\n{added}\n", 1)
 
 
+@pytest.mark.long
 def test_a_script_of_parakeet_runs_with_other_imports_and_ends_with_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -453,6 +454,7 @@ def test_the_runs_of_paddlerec_s_page_train_and_evaluate(
 
 @pytest.mark.parametrize("page", TRAINERS)
 @pytest.mark.parametrize("words", [{}, {"max_epoch": 12, "max_iteration": 12}])
+@pytest.mark.long
 def test_the_experiment_of_a_trainer_s_page_trains_also_for_as_long_as_verify_says(
     page: str, words: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -657,13 +659,10 @@ def test_an_option_that_would_have_no_effect_without_main_is_an_error(
     assert not Path("run").exists()
 
 
-@pytest.mark.parametrize("words", [["--smoke"], ["--print_config"], ["--restarts", "2"]])
-def test_an_option_of_main_is_unknown_without_it(
-    capsys: pytest.CaptureFixture[str], words: list[str]
-) -> None:
+def test_an_option_of_main_is_unknown_without_it(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="78"):
-        by_hand("--output", "run", *words)
-    assert f"unrecognized arguments: {words[0]}" in capsys.readouterr().err
+        by_hand("--output", "run", "--smoke")
+    assert "unrecognized arguments: --smoke" in capsys.readouterr().err
 
 
 def test_a_script_may_change_what_it_merged_and_have_options_of_its_own(
@@ -675,12 +674,6 @@ def test_a_script_may_change_what_it_merged_and_have_options_of_its_own(
     assert exp.iteration == 2
     own = {"smoke": True, "opts": "x", "config": "x.json", "evaluate": False}
     assert trained(Tiny, tmp_path / "own", own, max_iteration=2).iteration == 2
-
-
-def test_a_mistyped_option_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="Did you mean --output"):
-        main(Tiny, argv=["--outptu", "run"])
-    assert "unrecognized arguments: --outptu" in capsys.readouterr().err
 
 
 @pytest.mark.long
@@ -706,8 +699,6 @@ def test_an_error_names_the_option_and_is_shown_once(
         main(Tiny, argv=[*words, "training.seed=1"])
     with pytest.raises(ConfigError, match=r"^--output: '.*' holds a run of another config"):
         trained(Tiny, tmp_path / "run", seed=1)
-    with pytest.raises(SystemExit, match="--device: 'tpu' given"):
-        main(Tiny, argv=[f"--output={tmp_path}/other", "--device=tpu"])
     capsys.readouterr()
     with pytest.raises(SystemExit, match=r"training\.monitor: 'f1' given"):
         main(Tiny, argv=[f"--output={tmp_path}/monitored", *words[1:], "training.monitor=f1"])
@@ -761,7 +752,7 @@ def recipe(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Any:
     return Same
 
 
-@pytest.mark.parametrize("scheduled", [False, True])
+@pytest.mark.parametrize("scheduled", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_the_recipe_of_the_page_goes_on_with_an_old_run_exactly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduled: bool
 ) -> None:

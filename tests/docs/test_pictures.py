@@ -1,6 +1,7 @@
 """The pictures of the docs show what there is: the recording, and the two terminals.
 
-What digits says in them, and the columns of ls: test_readme.py, which runs digits.
+What digits says in them, and the columns of ls: test_readme.py, which runs digits. That their
+lines of the log are some of today: test_docs.py.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import pytest
 import screens
 from pages import DOCS, blocks
 from screens import SVG, Frame, Row, texts
-from test_docs import literals
 
 from expbase.record.metrics import words
 from expbase.record.progress_bar import progress_bar
@@ -122,14 +122,6 @@ def test_what_is_left_out_is_one_mark_for_each_command() -> None:
         Row("train 3/6Killed", "← kill -9 7"),
         Row(f"$ {again}", "← the same command"),
     ]
-
-
-def test_the_log_lines_of_the_pictures_are_some_of_today() -> None:
-    said = "\n".join(literals())
-    lines = [row for path in (PROMISE, DOCS / "live.svg") for row in texts(path)]
-    written = re.findall(r"^\d\d:\d\d:\d\d (?:\[\d+\] )?([a-zA-Z]+)", "\n".join(lines), re.M)
-    assert {"experiment", "versions", "saved", "CONTINUING", "FINISHED"} <= {*written}
-    assert [word for word in written if word not in said] == []
 
 
 class _Terminal(io.StringIO):

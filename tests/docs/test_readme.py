@@ -59,6 +59,11 @@ SHORT = ["--device=cpu", "training.max_iteration=40", "training.valid_interval=2
 PARSED_ONLY = ("board", "reproduce", "run", "verify")
 
 
+def slow(pages: list[str], *long: str) -> list[Any]:
+    """The pages as parameters; some take a second, and show nothing that others do not."""
+    return [pytest.param(p, marks=pytest.mark.long if p in long else ()) for p in pages]
+
+
 # --- code ------------------------------------------------------------------------------------
 
 
@@ -87,7 +92,9 @@ def test_every_block_of_a_page_is_of_a_language_that_tests_look_for() -> None:
     assert [name for name, text in TEXT.items() if re.search("^ +```", text, re.M)] == []
 
 
-@pytest.mark.parametrize("page", TRAINED)
+@pytest.mark.parametrize(
+    "page", slow(TRAINED, "validation", "loop", "processes", "events", "shares")
+)
 def test_the_code_of_a_page_runs_and_its_experiments_train(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,9 +138,7 @@ def test_the_page_of_validation_transposes_a_linear_of_pytorch_s(
     assert (layer(x) == paddle.matmul(x, theirs, transpose_y=True) + bias).all()
 
 
-def test_the_files_of_the_page_of_config_fit_its_experiment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_files_of_the_page_of_config_fit_its_experiment() -> None:
     names: dict[str, Any] = {"__name__": "page"}
     for code in (SCRIPT, *blocks("config", "python")):
         exec(code, names)
@@ -177,13 +182,15 @@ def commands(page: str) -> Iterator[list[str]]:
             yield words
 
 
+COMMANDED = [
+    page
+    for page in TEXT
+    if blocks(page, "bash") and not page.startswith(("first", "recipes", "experiments", "jumped"))
+]
+
+
 @pytest.mark.parametrize(
-    "page",
-    [
-        p
-        for p in TEXT
-        if blocks(p, "bash") and not p.startswith(("first", "recipes", "experiments", "jumped"))
-    ],
+    "page", slow(COMMANDED, "looking", "config", "validation", "reproduce", "moving/parakeet")
 )
 def test_the_commands_of_a_page_work(
     page: str, workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -245,13 +252,14 @@ def test_a_run_is_continued_as_the_readme_says(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.chdir(shutil.copytree(workspace, tmp_path / "workspace"))
-    train(["--output", "runs/line", "training.max_iteration=600"], monkeypatch)
+    train(["--output", "runs/line", "training.max_iteration=400"], monkeypatch)
     promised = next(block for block in blocks("README", "text") if "CONTINUING" in block)
     said = capsys.readouterr().err.splitlines()
     assert said[0].split(" ", 1)[1] == promised.strip().replace("4000", "0040")
     assert float(re.findall(r"valid/error=(\S+)", "\n".join(said))[-1]) < 0.1
 
 
+@pytest.mark.long
 def test_two_ranks_begin_with_the_card_that_the_pages_show(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     words = ["--output", str(tmp_path / "run"), "--nprocs", "2", *SHORT]
@@ -265,6 +273,7 @@ def test_two_ranks_begin_with_the_card_that_the_pages_show(tmp_path: Path) -> No
 # --- the first experiment --------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_first_experiment_goes_as_its_page_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -422,6 +431,7 @@ def test_the_commands_of_the_page_of_shares_work_in_a_clone(tmp_path: Path) -> N
     assert "on 1, 2, 4 processes" in said(verify, place, shorter)
 
 
+@pytest.mark.long
 def test_a_metric_that_is_replaced_is_right_over_ranks(
     digits: tuple[Path, list[str]],
     monkeypatch: pytest.MonkeyPatch,

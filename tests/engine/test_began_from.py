@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import paddle
 import pytest
-from tiny import Tiny, ledger, run_script, trained
+from tiny import Tiny, curve, ledger, run_script, trained
 
 from expbase.checkpoint import storage
 from expbase.ranks import collectives
 from expbase.record import digests
 from expbase.tools.runs import read_run
 from expbase.tools.show import describe
-
-Made = Callable[[Path], None]
 
 
 def start_of(run: Path) -> dict[str, Any]:
@@ -35,29 +32,25 @@ def sha256(path: Path) -> str:
     return f"sha256 {hashlib.sha256(data).hexdigest()} of {len(data):,} bytes"
 
 
-def test_a_run_without_options_began_from_nothing(tmp_path: Path) -> None:
-    trained(Tiny, tmp_path / "run", {"data": None, "checkpoint_path": None}, max_iteration=1)
-    assert began_from(tmp_path / "run") == {}
-
-
 def test_a_checkpoint_of_another_run_is_noted_by_its_manifest_and_an_own_one_is_not(
     tmp_path: Path,
 ) -> None:
-    trained(Tiny, tmp_path / "first", max_iteration=2)
+    trained(Tiny, tmp_path / "first", max_iteration=1)
     args = {"checkpoint_path": str(tmp_path / "first"), "init_model_path": "none"}
-    trained(Tiny, tmp_path / "run", args, max_iteration=3)
-    manifest = tmp_path / "first/checkpoints/step-00000002/manifest.json"
+    trained(Tiny, tmp_path / "run", args, max_iteration=2)
+    manifest = tmp_path / "first/checkpoints/step-00000001/manifest.json"
     text = f"{sha256(manifest)}, a checkpoint's manifest"
     assert began_from(tmp_path / "run") == {"--checkpoint_path": text}
-    trained(Tiny, tmp_path / "run", args, max_iteration=4)
+    trained(Tiny, tmp_path / "run", args, max_iteration=3)  # its own goes before another one's
     assert began_from(tmp_path / "run") == {}
+    assert [*curve(tmp_path / "run", "train/loss")] == [2, 3]
 
 
 @pytest.mark.parametrize("option", ["checkpoint_path", "init_model_path"])
 def test_of_a_checkpoint_that_is_noted_each_byte_was_compared(tmp_path: Path, option: str) -> None:
     """So the digest of its manifest is one of all its files."""
-    trained(Tiny, tmp_path / "first", max_iteration=2)
-    path = tmp_path / "first/checkpoints/step-00000002"
+    trained(Tiny, tmp_path / "first", max_iteration=1)
+    path = tmp_path / "first/checkpoints/step-00000001"
     content = bytearray((path / "model.safetensors").read_bytes())
     content[-1] ^= 1
     (path / "model.safetensors").write_bytes(content)
@@ -83,24 +76,19 @@ def in_parts(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(text)
 
 
-@pytest.mark.parametrize(
-    ("given", "make", "expected"),
-    [
-        ("first", lambda folder: None, "first/checkpoints/step-00000001/manifest.json"),
-        ("folder", lambda folder: None, "folder/model.safetensors"),
-        ("folder", in_parts, "folder"),
-    ],
-    ids=["a run", "a folder", "parts"],
-)
-def test_what_an_initial_model_means_is_noted(
-    tmp_path: Path, given: str, make: Made, expected: str
-) -> None:
+def test_what_an_initial_model_means_is_noted(tmp_path: Path) -> None:
+    def noted(run: str, given: str) -> str:
+        args = {"init_model_path": str(tmp_path / given)}
+        trained(Tiny, tmp_path / run, args, max_iteration=1)
+        return began_from(tmp_path / run)["--init_model_path"]
+
     first = trained(Tiny, tmp_path / "first", max_iteration=1)
     first.save_model(tmp_path / "folder/model.safetensors")
-    make(tmp_path / "folder")
-    trained(Tiny, tmp_path / "run", {"init_model_path": str(tmp_path / given)}, max_iteration=1)
-    digest = digests.of_path(tmp_path / expected)
-    assert began_from(tmp_path / "run")["--init_model_path"].startswith(digest)
+    manifest = tmp_path / "first/checkpoints/step-00000001/manifest.json"
+    assert noted("of a run", "first").startswith(digests.of_path(manifest))
+    assert noted("of a file", "folder") == digests.of_path(tmp_path / "folder/model.safetensors")
+    in_parts(tmp_path / "folder")
+    assert noted("of parts", "folder") == digests.of_path(tmp_path / "folder")
 
 
 def test_data_are_noted_by_each_start_if_they_are_files(
@@ -120,11 +108,15 @@ def test_data_are_noted_by_each_start_if_they_are_files(
         trained(Moving, tmp_path / "run", {"data": "data"}, max_iteration=last)
         found.append(began_from(tmp_path / "run"))
     assert found == [{"--data": digests.of_path(tmp_path / "data")}] * 2
+
+
+@pytest.mark.parametrize("data", ["https://example.org/points", "", {"of": "a script"}])
+def test_data_that_are_no_files_are_not_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
-    for data in ("https://example.org/points", "", {"of": "a script"}, 7):
-        shutil.rmtree(tmp_path / "run")
-        trained(Tiny, tmp_path / "run", {"data": data}, max_iteration=1)
-        assert began_from(tmp_path / "run") == {}
+    trained(Tiny, tmp_path / "run", {"data": data}, max_iteration=1, save_interval=0)
+    assert began_from(tmp_path / "run") == {}
 
 
 def test_other_ranks_wait_for_slow_data_where_they_may_wait_long(
@@ -176,12 +168,12 @@ def test_two_starts_have_the_same_first_weights_and_another_seed_has_others(
 ) -> None:
     found = {}
     for name, seed in (("one", 0), ("two", 0), ("three", 1)):
-        trained(Tiny, tmp_path / name, seed=seed, max_iteration=2)
+        trained(Tiny, tmp_path / name, seed=seed, max_iteration=1)
         found[name] = start_of(tmp_path / name)["model"]
     assert found["one"].startswith("sha256 ")
     assert found["one"].endswith(" of 8 tensors of 360 bytes")
     assert found["one"] == found["two"] != found["three"]
-    trained(Tiny, tmp_path / "one", max_iteration=3)  # noted before the checkpoint is restored
+    trained(Tiny, tmp_path / "one", max_iteration=2)  # noted before the checkpoint is restored
     assert start_of(tmp_path / "one")["model"] == found["one"]
 
 

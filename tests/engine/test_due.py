@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from fractions import Fraction
 from typing import Any
 
@@ -60,17 +61,17 @@ def test_what_is_due_follows_from_the_config_the_iteration_and_the_epochs(
     assert names(due_at(training(**values), iteration, *epochs, is_epoch_end=is_end)) == expected
 
 
-@pytest.mark.parametrize(("log", "valid", "save"), [(0, 0, 0), (3, 0, 4), (0, 5, 0), (1, 2, 6)])
-@pytest.mark.parametrize("ends", [(0, 0), (10, 0), (0, 2), (7, 1)])
-def test_an_iteration_is_quiet_if_and_only_if_nothing_is_due_after_it(
-    log: int, valid: int, save: int, ends: tuple[int, int]
-) -> None:
-    limits = {"max_iteration": ends[0], "max_epoch": ends[1]}
-    section = training(log_interval=log, valid_interval=valid, save_interval=save, **limits)
-    for iteration, epoch in itertools.product(range(1, 13), range(4)):
-        due = due_at(section, iteration, epoch, epoch, is_epoch_end=False)
-        is_over = is_last(section, iteration, epoch)
-        assert is_quiet(section, iteration, epoch) == (not names(due) and not is_over)
+def test_an_iteration_is_quiet_if_and_only_if_nothing_is_due_after_it() -> None:
+    intervals = [(0, 0, 0), (3, 0, 4), (0, 5, 0), (1, 2, 6)]
+    ends = [(0, 0), (10, 0), (0, 2), (7, 1)]
+    keys = ("log_interval", "valid_interval", "save_interval", "max_iteration", "max_epoch")
+    for numbers in itertools.starmap(operator.add, itertools.product(intervals, ends)):
+        section = training(**dict(zip(keys, numbers, strict=True)))
+        for iteration, epoch in itertools.product(range(1, 13), range(4)):
+            due = due_at(section, iteration, epoch, epoch, is_epoch_end=False)
+            is_over = is_last(section, iteration, epoch)
+            quiet = not names(due) and not is_over
+            assert is_quiet(section, iteration, epoch) == quiet, (numbers, iteration, epoch)
 
 
 def test_an_epoch_that_ended_within_the_update_is_ended_no_second_time() -> None:

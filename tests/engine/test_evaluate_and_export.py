@@ -44,9 +44,8 @@ class Drawing(Graded):
 
 
 @pytest.mark.device
-@pytest.mark.parametrize(("which", "iteration"), [("best", BEST), ("last", 6), ("2", 2)])
 def test_evaluate_gives_what_was_logged_then_of_a_run_in_use_and_changes_no_file(
-    graded: Path, capsys: pytest.CaptureFixture[str], which: str, iteration: int
+    graded: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     holder = make(Graded, graded, **SETTINGS)
     holder.setup()
@@ -54,11 +53,13 @@ def test_evaluate_gives_what_was_logged_then_of_a_run_in_use_and_changes_no_file
         with pytest.raises(SystemExit, match="is in use"):
             main(Graded, argv=["--output", str(graded), "training.seed=5"])
         before = snapshot(graded)
-        given = answer(capsys, Drawing, "--output", str(graded), "--evaluate", which)
-        assert snapshot(graded) == before
-    names = ("loss", "samples", "score", "rank")
-    logged = {name: curve(graded, f"valid/{name}")[iteration] for name in names}
-    assert given == {"iteration": iteration, "epoch": 1, "loader": "valid_loader", **logged}
+        for which, iteration in (("best", BEST), ("last", 6), ("2", 2)):
+            given = answer(capsys, Drawing, "--output", str(graded), "--evaluate", which)
+            assert snapshot(graded) == before
+            names = ("loss", "samples", "score", "rank")
+            logged = {name: curve(graded, f"valid/{name}")[iteration] for name in names}
+            facts = {"iteration": iteration, "epoch": 1, "loader": "valid_loader"}
+            assert given == {**facts, **logged}, which
 
 
 def test_evaluate_takes_the_runs_own_config_but_for_what_the_command_line_says(
@@ -108,25 +109,23 @@ def unmonitored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-@pytest.mark.parametrize("option", ["--evaluate", "--export"])
 @pytest.mark.parametrize(
-    ("run", "which", "text"),
+    ("run", "option", "which", "text"),
     [
-        ("run", "7", r"step-00000007: does not exist; there are: step-00000002\."),
-        ("run", "best", r"no checkpoint is the best one; expected training\.monitor"),
-        ("run", "bset", "'bset' given; expected best, last or an iteration"),
-        ("run", "-1", "'-1' given; expected best, last or an iteration"),
-        ("run", "", "'' given; expected best, last or an iteration"),  # an unset variable
-        ("empty", "last", "no intact checkpoint there"),
-        ("nowhere", "last", "nowhere' holds no run; expected the directory of one"),
-        ("run/checkpoints", "last", "holds no run; expected the directory of one"),
+        ("run", "--evaluate", "7", r"step-00000007: does not exist; there are: step-00000002\."),
+        ("run", "--evaluate", "best", r"no checkpoint is the best one; expected training\.monitor"),
+        ("run", "--evaluate", "-1", "'-1' given; expected best, last or an iteration"),
+        ("run", "--export", "", "'' given; expected best, last or an iteration"),  # a variable
+        ("empty", "--evaluate", "last", "no intact checkpoint there"),
+        ("nowhere", "--export", "last", "nowhere' holds no run; expected the directory of one"),
+        ("run/checkpoints", "--evaluate", "last", "holds no run; expected the directory of one"),
     ],
 )
 def test_what_cannot_be_looked_at_is_answered_by_one_line_and_changes_nothing(
     unmonitored: Path,
     capsys: pytest.CaptureFixture[str],
-    option: str,
     run: str,
+    option: str,
     which: str,
     text: str,
 ) -> None:
@@ -140,11 +139,11 @@ def test_what_cannot_be_looked_at_is_answered_by_one_line_and_changes_nothing(
     assert snapshot(unmonitored.parent) == before
 
 
-def test_a_fresh_start_is_not_something_that_looks(graded: Path) -> None:
+@pytest.mark.parametrize("option", ["--evaluate", "--export"])
+def test_a_fresh_start_is_not_something_that_looks(graded: Path, option: str) -> None:
     before = snapshot(graded.parent)
-    for option in ("--evaluate", "--export"):
-        with pytest.raises(SystemExit, match="--fresh: given with --evaluate or --export"):
-            main(Graded, argv=["--output", str(graded), option, "last", "--fresh"])
+    with pytest.raises(SystemExit, match="--fresh: given with --evaluate or --export"):
+        main(Graded, argv=["--output", str(graded), option, "last", "--fresh"])
     assert snapshot(graded.parent) == before
 
 
@@ -247,8 +246,8 @@ def test_the_best_checkpoint_can_be_tested_at_the_end_and_the_run_goes_on_from_t
     assert (exp.tested["samples"], exp.iteration, exp.finished) == (7, 6, True)
     same_run(tmp_path / "plain", tmp_path / "tested")
     for name in ("plain", "tested"):  # a longer one goes on from the last, not from the best
-        trained(Graded, tmp_path / name, **{**SETTINGS, "max_iteration": 9})
-    assert steps(tmp_path / "tested")[-1] == "step-00000009"
+        trained(Graded, tmp_path / name, **{**SETTINGS, "max_iteration": 7})
+    assert steps(tmp_path / "tested")[-1] == "step-00000007"
     same_run(tmp_path / "plain", tmp_path / "tested")
 
 
@@ -292,11 +291,14 @@ def test_what_was_brought_back_to_be_looked_at_is_not_saved(graded: Path, tmp_pa
     with pytest.raises(CheckpointError, match=r"step-00000003: does not exist"):
         exp.load_checkpoint("3")
     exp.run()  # brings the whole state back
-    trained(Graded, tmp_path / "whole", **{**SETTINGS, "max_iteration": 8})
-    same_bits(*(folder / "checkpoints/step-00000008" for folder in (run, tmp_path / "whole")))
+    again = shutil.copytree(graded, tmp_path / "again")
+    trained(Graded, again, **{**SETTINGS, "max_iteration": 8})
+    same_bits(*(folder / "checkpoints/step-00000008" for folder in (run, again)))
 
 
-def test_load_best_within_training_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+def test_load_best_within_training_is_refused_and_changes_nothing(
+    graded: Path, tmp_path: Path
+) -> None:
     class Hasty(Graded):
         refused: list[int] = []  # noqa: RUF012
 
@@ -310,16 +312,14 @@ def test_load_best_within_training_is_refused_and_changes_nothing(tmp_path: Path
         def on_train_begin(self) -> None:
             self.hurry()
 
-    trained(Hasty, tmp_path / "hasty", **SETTINGS)
-    trained(Graded, tmp_path / "plain", **SETTINGS)
-    assert Hasty.refused == [0, 1, 2, 2, 3, 4, 4, 5, 6, 6]
-    exp = make(Hasty, tmp_path / "hasty", **{**SETTINGS, "max_iteration": 8})
+    trained(Hasty, tmp_path / "hasty", **{**SETTINGS, "max_iteration": 4})
+    assert Hasty.refused == [0, 1, 2, 2, 3, 4, 4]
+    exp = make(Hasty, tmp_path / "hasty", **SETTINGS)
     exp.setup()
     exp.resume_or_load()
     exp.hurry()  # run() would train on from the best weights
     exp.run()
-    trained(Graded, tmp_path / "plain", **{**SETTINGS, "max_iteration": 8})
-    same_run(tmp_path / "plain", tmp_path / "hasty")
+    same_run(graded, tmp_path / "hasty")
 
 
 TWO = """
@@ -354,8 +354,9 @@ if __name__ == "__main__":
         kinds = ("in order", "shuffled", "distributed sampler", "ready batches")
         facts["orders"] = [np.stack(oracle.predict(LOADERS[kind]())).tolist() for kind in kinds]
         facts["stream"] = np.stack(oracle.predict([LOADERS["list"]()[oracle.rank]])).tolist()
-    trained(Graded, folder / "plain", **SETTINGS)
-    everything = trained(Everything, folder / "everything", **SETTINGS)
+    options = {**SETTINGS, "max_iteration": 5}
+    trained(Graded, folder / "plain", **options)
+    everything = trained(Everything, folder / "everything", **options)
     facts["found"], facts["best"] = everything.found[0], everything.best
     facts["of_two"] = printed("--output", str(folder / "plain"), "--evaluate", "4")
     (folder / f"facts_{everything.rank}.json").write_text(json.dumps(facts))
@@ -380,6 +381,7 @@ class Everything(Graded):
         self.best = self.unwrap(self.model)[0].weight.numpy().tolist()
 
 
+@pytest.mark.long
 def test_two_ranks_look_together_and_see_what_one_process_sees(
     graded: Path, tmp_path: Path
 ) -> None:

@@ -21,22 +21,6 @@ from expbase.extras.all_events import AllEvents
 # --- validation by passes ----------------------------------------------------------------------
 
 
-def test_an_iteration_that_is_due_by_passes_and_by_interval_is_validated_once(
-    tmp_path: Path,
-) -> None:
-    validated: list[int] = []
-
-    class Counting(Tiny):
-        def valid(self) -> dict[str, float]:
-            validated.append(self.iteration)
-            return super().valid()
-
-    options = {"valid_interval": 15, "valid_every_epoch": 1, "max_iteration": 30}
-    trained(Counting, tmp_path / "run", **options, save_interval=0, log_interval=0)
-    assert validated == [10, 15, 20, 30]
-    assert [line["iteration"] for line in metrics(tmp_path / "run")] == validated
-
-
 def test_a_pass_that_ends_within_an_update_is_validated_after_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -62,6 +46,8 @@ def test_a_pass_that_ends_within_an_update_is_validated_after_it(
 class Evaluating(Graded):
     """Evaluates other data after each update, and between a validation and its save."""
 
+    size = 12
+
     def setup_model(self) -> None:
         super().setup_model()
         self.found = Facts()
@@ -77,6 +63,8 @@ class Evaluating(Graded):
 class Predicting(Graded):
     """Predicts, by a model that draws, the data that are trained on, too."""
 
+    size = 12
+
     def predict_batch(self, batch: Any) -> Any:
         random.random(), np.random.rand(), paddle.rand([2])
         self.log(anything=1.0)
@@ -88,37 +76,40 @@ class Predicting(Graded):
     @on("on_train_batch_end")
     def look(self) -> None:
         assert len(self.predict(self.valid_loader)) == 10
-        assert len(self.predict(self.train_loader)) == 40
+        assert len(self.predict(self.train_loader)) == 12
 
 
 class Exporting(Graded):
+    size = 12
+
     @on("on_train_batch_end")
     def look(self) -> None:
-        if self.iteration in (1, 5):
+        if self.iteration in (0, 4):
             self.export(self.output_dir / "exported/model")
 
 
 @pytest.mark.device
-@pytest.mark.parametrize("experiment", [Evaluating, Predicting, Exporting])
-def test_what_is_looked_at_during_training_does_not_change_it(
-    tmp_path: Path, experiment: type[Graded]
-) -> None:
-    options = {**SETTINGS, "max_iteration": 10, "valid_interval": 5, "save_interval": 5}
+def test_what_is_looked_at_during_training_does_not_change_it(tmp_path: Path) -> None:
+    options = {**SETTINGS, "max_iteration": 6, "valid_interval": 3, "save_interval": 3}
     options |= {"monitor": "samples", "monitor_mode": "min"}  # the other data have fewer
-    trained(Graded, tmp_path / "plain", **options)
-    looked = make(experiment, tmp_path / "looked", **options)
-    looked.setup()
-    looked.look()  # from outside, too
-    looked.run()
-    same_run(tmp_path / "plain", tmp_path / "looked")
-    assert curve(tmp_path / "looked", "valid/samples") == {5: 10, 10: 10}
-    assert all(layer.training for layer in looked.model.sublayers(include_self=True))
+    trained(type("Plain", (Graded,), {"size": 12}), tmp_path / "plain", **options)
+    for experiment in (Evaluating, Predicting, Exporting):
+        output = tmp_path / experiment.__name__
+        looked: Any = make(experiment, output, **options)
+        looked.setup()
+        looked.look()  # from outside, too
+        looked.run()
+        same_run(tmp_path / "plain", output)
+        assert curve(output, "valid/samples") == {3: 10, 6: 10}
+        layers = looked.model.sublayers(include_self=True)
+        assert all(layer.training for layer in layers), experiment
 
 
 class Leaving(Graded):
-    """Its validation leaves gradients or clears them; its training has some, zeros or none then."""
+    """Its validations leave gradients or clear them; its training has some, zeros or none then."""
 
-    has = leaves = ""
+    has = ""
+    leaves = False
 
     def setup_model(self) -> None:
         super().setup_model()
@@ -145,21 +136,24 @@ class Leaving(Graded):
             with paddle.enable_grad():
                 for batch in self.valid_batches():
                     self.add_gradients(batch)
-        if self.leaves in ("zeros", "none"):
-            self.clear(self.leaves)
+            what = ("some", "zeros", "none")[self.iteration % 3]
+            if what != "some":
+                self.clear(what)
         return super().valid()
 
 
 @pytest.mark.device
-@pytest.mark.parametrize("has", ["zeros", "none", "some"])
+@pytest.mark.parametrize(
+    "has", ["some", *(pytest.param(has, marks=pytest.mark.long) for has in ("zeros", "none"))]
+)
 def test_gradients_that_a_validation_leaves_are_not_felt_by_training(
     tmp_path: Path, has: str
 ) -> None:
-    for leaves in ("nothing", "some", "zeros", "none"):
-        told = {"has": has, "leaves": leaves.replace("nothing", "")}
+    for leaves in (False, True):
+        told = {"has": has, "leaves": leaves}
         options = {**SETTINGS, "valid_interval": 1}
-        trained(type("Leaving", (Leaving,), told), tmp_path / leaves, **options)
-        same_run(tmp_path / "nothing", tmp_path / leaves)
+        trained(type("Leaving", (Leaving,), told), tmp_path / str(leaves), **options)
+    same_run(tmp_path / "False", tmp_path / "True")
 
 
 def test_evaluate_by_hand_in_a_validated_iteration_adds_no_second_line(tmp_path: Path) -> None:
@@ -167,10 +161,11 @@ def test_evaluate_by_hand_in_a_validated_iteration_adds_no_second_line(tmp_path:
         def on_train_epoch_end(self) -> None:
             self.again = self.evaluate()["loss"]
 
-    options = {**SETTINGS, "max_iteration": 10, "valid_interval": 10}
-    exp = trained(Again, tmp_path / "run", **options)
+    short = type("Again", (Again,), {"size": 8})  # two batches a pass
+    options = {**SETTINGS, "max_iteration": 2}
+    exp: Any = trained(short, tmp_path / "run", **options)
     lines = [line for line in metrics(tmp_path / "run") if "valid/loss" in line]
-    assert [(line["iteration"], line["valid/loss"]) for line in lines] == [(10, exp.again)]
+    assert [(line["iteration"], line["valid/loss"]) for line in lines] == [(2, exp.again)]
 
 
 def test_a_wrong_monitor_fails_in_an_evaluation_by_hand_too(tmp_path: Path) -> None:
@@ -198,11 +193,11 @@ def test_persistent_workers_serve_after_the_run_too(tmp_path: Path) -> None:
 
 
 def test_evaluate_after_the_run_gives_the_numbers_of_then_and_logs_no_curve(tmp_path: Path) -> None:
-    exp = trained(Evaluating, tmp_path / "run", **{**SETTINGS, "max_iteration": 10})
+    exp = trained(Evaluating, tmp_path / "run", **{**SETTINGS, "max_iteration": 3})
     before = snapshot(tmp_path / "run")
     assert exp.evaluate(exp.other) == exp.found
     own = exp.evaluate()
-    assert own == {name: curve(tmp_path / "run", f"valid/{name}")[10] for name in own}
+    assert own == {name: curve(tmp_path / "run", f"valid/{name}")[3] for name in own}
     assert own["loss"] != exp.found["loss"]
     assert snapshot(tmp_path / "run") == before
 
@@ -255,7 +250,7 @@ def test_generators_on_self_that_valid_draws_from_are_not_felt_by_training(tmp_p
             return {"drawn": self.draw()}
 
     for interval in (0, 1):
-        trained(Drawing, tmp_path / str(interval), valid_interval=interval)
+        trained(Drawing, tmp_path / str(interval), valid_interval=interval, save_interval=100)
     one, other = (curve(tmp_path / folder, "train/drawn") for folder in ("0", "1"))
     assert one == other
     same_bits(*(tmp_path / f / "checkpoints/step-00000006" for f in ("0", "1")), todo=False)
@@ -356,7 +351,7 @@ def test_a_valid_without_a_result_is_told_once_unless_it_is_meant(
                 pass
             return returned
 
-    trained(Drawing, tmp_path, valid_interval=2)
+    trained(Drawing, tmp_path, valid_interval=2, max_iteration=4, save_interval=0)
     told = (tmp_path / "worker_0.log").read_text()
     text = "[2] valid: returned None and logged nothing, so it has no result; expected numbers by"
     assert told.count("returned None") == told.count(text) == int(returned is None)
@@ -373,44 +368,31 @@ class Watching(Tiny):
         self.seen[:] = [self.internals.phase, self.model.training, self.model[1].training]
         self.seen.append(paddle.is_grad_enabled())
         paddle.rand([3])
-        return {"accuracy": 1.0}
+        return super().valid()
 
 
-def test_valid_runs_in_eval_mode_without_gradients_though_it_is_overridden(tmp_path: Path) -> None:
-    exp = trained(Watching, tmp_path / "run")
+@pytest.mark.device
+def test_valid_runs_in_eval_mode_without_gradients_and_layers_get_back_the_mode_of_each(
+    tmp_path: Path,
+) -> None:
+    class Frozen(Watching):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.model[2].eval()
+
+    exp: Any = trained(Frozen, tmp_path / "run", max_iteration=3)
     assert exp.seen == ["valid", False, False, False]
+    assert [layer.training for layer in exp.model] == [True, True, False, True]
     assert exp.model.training
     assert exp.internals.phase == "train"
 
 
-@pytest.mark.device
-def test_layers_get_back_the_mode_that_each_had(tmp_path: Path) -> None:
-    class Frozen(Watching):
-        def setup_model(self) -> None:
-            super().setup_model()
-            self.model[1].eval()
-
-    exp = trained(Frozen, tmp_path / "run")
-    assert (exp.model.training, exp.model[1].training) == (True, False)
-
-
-@pytest.mark.parametrize("experiment", [Tiny, Watching])
-def test_when_one_validates_never_changes_training(tmp_path: Path, experiment: type[Tiny]) -> None:
-    trained(experiment, tmp_path / "often", valid_interval=1)
-    trained(experiment, tmp_path / "never", valid_interval=0)
+def test_when_one_validates_never_changes_training(tmp_path: Path) -> None:
+    options = {"save_interval": 100}
+    trained(Watching, tmp_path / "often", valid_interval=1, **options)
+    trained(Watching, tmp_path / "never", valid_interval=0, **options)
     often, never = (tmp_path / n / "checkpoints/step-00000006" for n in ("often", "never"))
     same_bits(often, never, todo=False)
-
-
-def test_what_valid_logs_is_part_of_its_results(tmp_path: Path) -> None:
-    class Logging(Tiny):
-        def valid(self) -> None:  # type: ignore[override]
-            self.log(loss=paddle.to_tensor(1.0))
-            self.log(loss=paddle.to_tensor(3.0))
-
-    trained(Logging, tmp_path / "run", max_iteration=3)
-    assert curve(tmp_path / "run", "valid/loss") == {3: 2.0}
-    assert 2.0 not in curve(tmp_path / "run", "train/loss").values()
 
 
 def test_an_excluded_model_is_in_eval_mode_too(tmp_path: Path) -> None:
@@ -424,7 +406,7 @@ def test_an_excluded_model_is_in_eval_mode_too(tmp_path: Path) -> None:
             for points, _ in self.valid_batches():
                 self.judge(points)
 
-    exp = trained(Judged, tmp_path / "run")
+    exp = trained(Judged, tmp_path / "run", max_iteration=3)
     assert exp.judge._mean.tolist() == [0.0] * 4
 
 
@@ -437,7 +419,7 @@ def test_validation_leaves_no_worker_behind(tmp_path: Path) -> None:
     class Persistent(Tiny):
         def setup_dataloader(self) -> None:
             super().setup_dataloader()
-            options = {"num_workers": 2, "persistent_workers": True}
+            options = {"num_workers": 1, "persistent_workers": True}
             self.valid_loader = DataLoader(self.valid_loader.dataset, batch_size=3, **options)
             self.children: list[int] = []
 
@@ -447,8 +429,8 @@ def test_validation_leaves_no_worker_behind(tmp_path: Path) -> None:
             list(self.valid_batches())
             self.children.append(workers())
 
-    exp = trained(Persistent, tmp_path / "run", valid_interval=2)
-    assert max(exp.children) <= 4
+    exp = trained(Persistent, tmp_path / "run", valid_interval=2, max_iteration=4)
+    assert max(exp.children) <= 2
     assert workers() == 0
 
 

@@ -11,7 +11,7 @@ import paddle
 import pytest
 from tiny import TESTS, Tiny, make, metrics, run_of, trained
 
-from expbase.engine.first_updates import LOOK_AFTER, FirstUpdates
+from expbase.engine.first_updates import FirstUpdates
 
 sys.path.insert(0, str(TESTS / "proofs"))
 from user_mistakes import MISTAKES, ODD, WORDS, Case, said
@@ -21,7 +21,8 @@ sys.path.pop(0)
 
 def run(case: Case, output: Path) -> int:
     """Runs a case as its script would; 1 if it ends by an exception."""
-    options = dict(word.split("=") for word in (*WORDS, *case.words))
+    # A checkpoint at the end alone, where a case does not ask for more.
+    options = dict(word.split("=") for word in (*WORDS, "save_interval=100", *case.words))
     names: dict[str, Any] = {"__name__": "mistake"}
     try:
         script = output.with_suffix(".py")  # a class whose source can be read
@@ -34,10 +35,15 @@ def run(case: Case, output: Path) -> int:
     return 0
 
 
-ALONE = [case for case in (*MISTAKES, *ODD) if case.ranks == 1]
+# Of the odd ones, of which nothing is to be told, every third is quick.
+ALONE = [
+    pytest.param(case, id=case.name, marks=[pytest.mark.long] * bool(number % 3 and case in ODD))
+    for number, case in enumerate((*MISTAKES, *ODD))
+    if case.ranks == 1
+]
 
 
-@pytest.mark.parametrize("case", ALONE, ids=[case.name for case in ALONE])
+@pytest.mark.parametrize("case", ALONE)
 def test_a_mistake_is_told_and_what_is_only_odd_is_not(
     tmp_path: Path, case: Case, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -51,10 +57,12 @@ def test_a_mistake_is_told_and_what_is_only_odd_is_not(
     assert code or len(said(err)) <= 1, err
 
 
-def test_what_was_told_is_not_told_again_and_a_run_that_goes_on_has_more_time(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_there_is_one_look_in_a_run_and_one_that_goes_on_has_more_time(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Forgetful(Tiny):
+        def log(self, *args: Any, **scalars: Any) -> None: ...
+
         def train_batch(self) -> None:
             super().train_batch()
             for parameter in self.optimizer._parameter_list:
@@ -64,8 +72,11 @@ def test_what_was_told_is_not_told_again_and_a_run_that_goes_on_has_more_time(
             super().setup_model()
             self.optimizer.step = lambda: None  # type: ignore[method-assign]
 
-    trained(Forgetful, tmp_path / "run", max_iteration=1001, save_interval=0, valid_interval=0)
-    assert capfd.readouterr().err.count("in 1000 updates no parameter has changed") == 1
+    monkeypatch.setattr("expbase.engine.loop.LOOK_AFTER", 5)
+    trained(Forgetful, tmp_path / "run", max_iteration=7, save_interval=0, valid_interval=0)
+    told = capfd.readouterr().err
+    assert told.count("in 5 updates no parameter has changed") == 1
+    assert told.count("nothing was logged") == 1
     trained(Tiny, tmp_path / "other", max_iteration=2)
     trained(Forgetful, tmp_path / "other", max_iteration=4)
     # Two updates of a run that goes on are too few to say so.
@@ -96,20 +107,12 @@ def test_each_thing_that_is_missing_is_said() -> None:
     assert len(looks(nothing, has_logged=False)) == 2
 
 
-def test_there_is_one_look_in_a_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    class Silent(Tiny):
-        def log(self, *args: Any, **scalars: Any) -> None: ...
-
-    trained(Silent, tmp_path / "run", max_iteration=LOOK_AFTER + 2, save_interval=0)
-    assert capfd.readouterr().err.count("nothing was logged") == 1
-
-
 def test_of_a_validation_without_results_there_is_no_line(tmp_path: Path) -> None:
     class Silent(Tiny):
         def valid(self) -> None:  # type: ignore[override]
             super().valid()
 
-    trained(Silent, tmp_path, valid_interval=2, log_interval=4)
+    trained(Silent, tmp_path, valid_interval=2, log_interval=4, save_interval=100)
     assert [line["iteration"] for line in metrics(tmp_path)] == [4, 6]
     assert not re.search(r"\[2\] (epoch=1)?$", (tmp_path / "worker_0.log").read_text(), re.M)
     validations = (tmp_path / "validations.jsonl").read_text().splitlines()
@@ -128,7 +131,7 @@ def test_what_is_drawn_on_the_board_alone_is_logged(
             self.optimizer.clear_grad()
             self.visualizer.add_scalar("loss", loss, self.iteration)
 
-    trained(Drawn, tmp_path / "run")
+    trained(Drawn, tmp_path / "run", max_iteration=2)
     assert "nothing was logged" not in capfd.readouterr().err
 
 
@@ -155,7 +158,7 @@ def test_what_rank_0_logs_counts_for_all(tmp_path: Path) -> None:
     class Drawing(Tiny):
         def log(self, *args: Any, **scalars: Any) -> None: ...
 
-    exp = make(Drawing, tmp_path / "run")
+    exp = make(Drawing, tmp_path / "run", max_iteration=2)
     exp.setup()
     object.__setattr__(run_of(exp).start, "rank", 1)
     exp.run()

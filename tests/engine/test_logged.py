@@ -12,7 +12,7 @@ import numpy as np
 import paddle
 import pytest
 from paddle.io import DataLoader, IterableDataset, TensorDataset
-from tiny import Tiny, curve, make, metrics, run_script, trained
+from tiny import Tiny, curve, make, metrics, run_ranks, trained
 
 from expbase.extras.all_events import AllEvents
 
@@ -59,8 +59,7 @@ def log_at_the_end(self: Any) -> None:
     self.log(again=total / max(count, 1))  # another name has read as much
 
 
-@pytest.mark.parametrize("shares", [0, 2])
-@pytest.mark.parametrize("valid", [log_each, log_at_the_end])
+@pytest.mark.parametrize(("valid", "shares"), [(log_each, 0), (log_at_the_end, 2)])
 def test_a_small_batch_counts_as_much_as_its_samples(
     tmp_path: Path, valid: Callable[[Any], Any], shares: int
 ) -> None:
@@ -404,8 +403,8 @@ for shares in (0, 2):
 def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("logged")
     (folder / "ranks.py").write_text(RANKS)
-    result = run_script(folder / "ranks.py", str(folder), launch=2)
-    assert result.returncode == 0, result.stderr + result.stdout
+    for rank in run_ranks([[str(folder / "ranks.py"), str(folder)]] * 2):
+        assert rank.returncode == 0, rank.stderr
     return folder
 
 

@@ -167,7 +167,7 @@ def test_a_validation_at_the_end_of_a_batch_counts_once_also_after_a_resume(tmp_
             if self.iteration == 6 and self.fails:
                 raise ArithmeticError("once")
 
-    options = {"max_iteration": 12, "valid_interval": 4, "save_interval": 4, "monitor": "score"}
+    options = {"max_iteration": 8, "valid_interval": 4, "save_interval": 4, "monitor": "score"}
     trained(ByHand, tmp_path / "straight", **options)
     failing: Any = type("ByHand", (ByHand,), {"fails": True})
     with pytest.raises(ArithmeticError):
@@ -175,12 +175,12 @@ def test_a_validation_at_the_end_of_a_batch_counts_once_also_after_a_resume(tmp_
     trained(ByHand, tmp_path / "run", **options)
     for run in (tmp_path / "straight", tmp_path / "run"):
         points = [line["iteration"] for line in metrics(run) if "valid/score" in line]
-        assert points == [4, 8, 12]
+        assert points == [4, 8]
         assert best_of(run)[0] == (4, 0.9)
     assert validations(tmp_path / "straight") == validations(tmp_path / "run")
 
 
-@pytest.mark.parametrize("name", ["train", "valid", "speed", "a/b", "a b"])
+@pytest.mark.parametrize("name", ["train", "valid", "speed", "a/b"])
 def test_a_word_that_cannot_stand_before_metrics_is_an_error(tmp_path: Path, name: str) -> None:
     class Named(Tiny):
         def on_train_epoch_begin(self) -> None:
@@ -210,15 +210,15 @@ def test_a_validation_before_the_first_update_is_point_zero_once(tmp_path: Path)
 
 def test_a_validation_by_epochs_says_how_many_have_ended(tmp_path: Path) -> None:
     # 10 batches an epoch, 3 of them in an update: the fourth update begins the second epoch.
-    options = {"max_iteration": 0, "max_epoch": 6, "valid_interval": 0, "valid_every_epoch": 1}
+    options = {"max_iteration": 0, "max_epoch": 3, "valid_interval": 0, "valid_every_epoch": 1}
     trained(Helped, tmp_path, **options, accumulation_steps=3, save_interval=4)
     epochs = [line["epoch"] for line in metrics(tmp_path) if "valid/accuracy" in line]
-    assert epochs == [1, 2, 3, 4, 5, 6]
-    assert [line["epoch"] for line in validations(tmp_path)] == [*epochs, 6]
+    assert epochs == [1, 2, 3]
+    assert [line["epoch"] for line in validations(tmp_path)] == [*epochs, 3]
     log = (tmp_path / "worker_0.log").read_text()
-    assert "[20] FINISHED: epoch 6" in log
+    assert "[10] FINISHED: epoch 3" in log
     trained(Helped, tmp_path, **options, accumulation_steps=3, save_interval=4)
-    assert "FINISHED already: iteration 20, epoch 6" in (tmp_path / "worker_0.log").read_text()
+    assert "FINISHED already: iteration 10, epoch 3" in (tmp_path / "worker_0.log").read_text()
 
 
 class Stopping(EarlyStopping, Judged):

@@ -16,9 +16,10 @@ from typing import Any
 import forks
 import psutil
 import pytest
-from tiny import TESTS, Tiny, ledger, make, same_bits, trained, wait_until
+from tiny import TESTS, Tiny, ledger, make, same_bits, saved, trained, wait_until
 
 from expbase import ConfigError
+from expbase.checkpoint.layout import newest_iteration
 from expbase.engine import restarts
 from expbase.ranks import launch
 from expbase.ranks.launch import Outcome
@@ -200,10 +201,11 @@ if __name__ == "__main__":
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this machine has one core")
+@pytest.mark.long
 def test_a_start_after_a_device_is_gone_has_fewer_processes(script: Path) -> None:
     script.write_text(SHRINKING)
     words = ["--nprocs", "auto", "--restarts", "1", "training.shares=2"]
-    words += ["training.max_iteration=6"]
+    words += ["training.max_iteration=4"]
     with started(script, "--output", "run", *words) as process:
         stderr = process.communicate(timeout=forks.LONG_SECONDS)[1]
     assert process.returncode == 0, stderr
@@ -232,18 +234,14 @@ def test_a_run_whose_ranks_are_killed_ends_like_one_that_was_not(script: Path) -
     assert told == reasons[1:]
 
 
-def test_an_exception_in_training_is_tried_n_times_and_a_mistake_once(script: Path) -> None:
-    words = ["--output", "run", "--restarts", "1"]
-    with started(script, *words, RAISE="3") as process:
+@pytest.mark.long
+def test_an_exception_in_training_is_tried_n_times(script: Path) -> None:
+    with started(script, "--output", "run", "--restarts", "1", RAISE="3") as process:
         stderr = process.communicate(timeout=forks.LONG_SECONDS)[1]
     assert process.returncode == 1
     assert len(starts(script.parent / "run")) == 2
     text = "a rank ended with code 1; not started again: 1 restarts brought no new checkpoint"
     assert text in stderr
-    with started(script, *words, "training.seed=4") as process:
-        stderr = process.communicate(timeout=forks.LONG_SECONDS)[1]
-    assert process.returncode == 78
-    assert stderr.count("holds a run of another config") == 1
 
 
 def test_a_mistake_that_was_caught_is_not_the_answer_of_what_comes_later(script: Path) -> None:
@@ -258,7 +256,7 @@ def test_a_mistake_that_was_caught_is_not_the_answer_of_what_comes_later(script:
     assert process.returncode == 1
 
 
-@pytest.mark.parametrize("words", [[], ["--restarts", "2"], ["--nprocs", "2"]])
+@pytest.mark.parametrize("words", [[], ["--nprocs", "2", "--restarts", "2"]])
 def test_a_mistake_in_the_class_is_a_sentence_of_each_rank_and_answers_78(
     script: Path, words: list[str]
 ) -> None:
@@ -277,8 +275,8 @@ def test_a_stop_reaches_the_one_process_and_is_not_started_again(script: Path) -
     run = script.parent / "run"
     words = ["--output", "run", "--restarts", "5", "training.max_iteration=1000000"]
     with started(script, *words, FAIL=KILLS) as process:
-        # Killed at 3, it begins anew, or goes on from step 2: it is at 10 in the second start.
-        wait_until(lambda: any((run / "checkpoints").glob("step-*0")), process)
+        # Killed at 3, it begins anew, or goes on from step 2: it is at 4 in the second start.
+        wait_until(lambda: max(saved(run), default=0) >= 4, process)
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=forks.LONG_SECONDS)
     assert process.returncode == 143
@@ -296,6 +294,8 @@ def test_the_old_run_is_moved_aside_once(tmp_path: Path, monkeypatch: pytest.Mon
             (run / "checkpoints/step-00000002").mkdir(parents=True)
         return KILLED if len(was_fresh) < 4 else DONE
 
+    Run(monkeypatch)  # for its clock
+    monkeypatch.setattr(restarts, "newest_iteration", newest_iteration)
     monkeypatch.setattr(launch, "spawn", start)
     args = argparse.Namespace(output=str(run), fresh=True, restarts=4, nprocs=2, device=None)
     (run / "checkpoints/step-00000900").mkdir(parents=True)
@@ -318,5 +318,5 @@ def test_a_run_that_is_in_use_is_not_moved_aside(tmp_path: Path) -> None:
 
 def test_the_time_limit_counts_from_the_first_start(tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as ended:
-        trained(Tiny, tmp_path, {"supervised_since": -1e9}, time_limit_seconds=1)
+        trained(Tiny, tmp_path, {"supervised_since": -1e9}, time_limit_seconds=1, valid_interval=0)
     assert ended.value.code == 124

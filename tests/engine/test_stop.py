@@ -28,6 +28,7 @@ from tiny import (
     ledger,
     make,
     run_of,
+    run_ranks,
     run_script,
     same_bits,
     saved,
@@ -146,11 +147,12 @@ def test_a_signal_reaches_on_exception_once(
 ) -> None:
     exp: Any = make(type("Once", (Told,), {"signals": signals}), tmp_path, **ENDLESS)
     exp.setup()
-    with pytest.raises((SystemExit, KeyboardInterrupt)) as ended:
+    is_now = len(signals) > 1  # the second Ctrl-C within a second
+    with pytest.raises(KeyboardInterrupt if is_now else SystemExit) as ended:
         exp.run()
     assert exp.told == [told, "on_train_end"]
     assert "in on_exception" not in repr(ended.value)
-    assert saved(tmp_path) == ([] if len(signals) > 1 else [6])
+    assert saved(tmp_path) == ([] if is_now else [6])
 
 
 @pytest.mark.parametrize(
@@ -228,13 +230,6 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_file, "StopRequests", partial(StopRequests, clock=lambda: 0.0))
 
 
-def test_a_second_ctrl_c_within_a_second_means_now(tmp_path: Path, hasty: None) -> None:
-    twice = type("Twice", (Signalled,), {"signals": [signal.SIGINT, signal.SIGINT]})
-    with pytest.raises(KeyboardInterrupt):
-        trained(twice, tmp_path, **ENDLESS)
-    assert not list((tmp_path / "checkpoints").glob("step-*"))
-
-
 def test_a_second_ctrl_c_leaves_the_closing_whole(tmp_path: Path, hasty: None) -> None:
     class Closing(Signalled):
         signals = [signal.SIGINT]  # noqa: RUF012
@@ -249,18 +244,6 @@ def test_a_second_ctrl_c_leaves_the_closing_whole(tmp_path: Path, hasty: None) -
     assert (record["reason"], record["exit_code"], record["iteration"]) == ("Ctrl-C", 130, 6)
 
 
-def test_a_file_named_stop_stops_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    class Stopping(Tiny):
-        def train_batch(self) -> None:
-            super().train_batch()
-            if self.iteration == 6:
-                (self.output_dir / "STOP").touch()
-
-    trained(Stopping, tmp_path, **ENDLESS)
-    assert "STOPPED by a file named STOP" in capsys.readouterr().err
-    assert not (tmp_path / "STOP").exists()
-
-
 def test_a_stop_file_that_cannot_be_removed_is_told_and_no_failure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -271,18 +254,6 @@ def test_a_stop_file_that_cannot_be_removed_is_told_and_no_failure(
         capsys.readouterr().err
     )
     assert (tmp_path / "STOP/theirs").exists()
-
-
-def test_the_time_limit_stops_with_its_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seconds = itertools.count()  # one at every look
-    hasty = partial(StopRequests, clock=seconds.__next__)
-    monkeypatch.setattr(run_file, "StopRequests", hasty)
-    with pytest.raises(SystemExit) as ended:
-        trained(Tiny, tmp_path / "run", max_iteration=10**6, time_limit_seconds=9)
-    assert ended.value.code == 124
-    assert last_record(tmp_path / "run")["reason"] == "training.time_limit_seconds"
 
 
 def test_a_time_limit_shorter_than_setup_lets_each_start_make_an_update(
@@ -315,6 +286,7 @@ def test_a_stop_by_the_experiment_lets_the_validation_finish(tmp_path: Path) -> 
     assert (tmp_path / "run/checkpoints/step-00000003").exists()
 
 
+@pytest.mark.long
 def test_a_run_that_was_stopped_often_ends_with_the_bits_of_one_that_was_not(
     tmp_path: Path,
 ) -> None:
@@ -324,21 +296,20 @@ def test_a_run_that_was_stopped_often_ends_with_the_bits_of_one_that_was_not(
             if self.iteration % 4 == 1:
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    trained(Tiny, tmp_path / "whole", max_iteration=12)
-    for _ in range(3):
+    options = {"max_iteration": 8, "save_interval": 100}
+    trained(Tiny, tmp_path / "whole", **options)
+    for _ in range(2):
         with pytest.raises(SystemExit):
-            trained(Often, tmp_path / "often", max_iteration=12)
-    exp = make(Often, tmp_path / "often", max_iteration=12)
-    exp.setup()
-    exp.run()
-    end = "checkpoints/step-00000012"
+            trained(Often, tmp_path / "often", **options)
+    trained(Often, tmp_path / "often", **options)
+    end = "checkpoints/step-00000008"
     same_bits(tmp_path / "whole" / end, tmp_path / "often" / end)
     assert curve(tmp_path / "often", "train/loss") == curve(tmp_path / "whole", "train/loss")
 
 
 def test_handlers_are_as_before_afterwards(tmp_path: Path) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    trained(Tiny, tmp_path / "run", max_iteration=1)
+    trained(Tiny, tmp_path / "run", max_iteration=1, save_interval=0, valid_interval=0)
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
 
 
@@ -420,33 +391,50 @@ def test_with_the_clock_alone_the_last_iteration_is_saved_too(tmp_path: Path) ->
 # --- several ranks -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["'of rank 1'", "'on all', on_all_ranks=True", "return"])
-def test_all_ranks_know_why_one_has_stopped(tmp_path: Path, how: str) -> None:
+RANKS = """
+import sys
+from pathlib import Path
+from expbase.engine import stop
+from test_stop import ENDLESS
+from tiny import Tiny, trained
+
+class Stopping(Tiny):
+    def train(self):
+        while self.going_on():
+            self.train_batch()
+            self.end_iteration()
+            if WAYS[self.output_dir.name](self):
+                return
+
+    def on_train_end(self):
+        (self.output_dir / f"said_{self.rank}").write_text(self.end_reason)
+
+WAYS = {
+    "of one": lambda exp: exp.rank == 1 and exp.stop("of rank 1"),
+    "of all": lambda exp: exp.stop("on all", on_all_ranks=True),
+    "return": lambda exp: True,
+}
+stop._ASK_SECONDS = 0.05
+for way in WAYS:
+    trained(Stopping, Path(sys.argv[1]) / way, **ENDLESS)
+"""
+
+
+def test_all_ranks_know_why_one_has_stopped(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    stopping = "return" if how == "return" else f"self.stop({how})"
-    script.write_text(
-        "from tiny import Tiny\nfrom expbase import main\n"
-        "class Stopping(Tiny):\n"
-        "    def train(self):\n"
-        "        while self.going_on():\n"
-        "            self.train_batch()\n"
-        "            self.end_iteration()\n"
-        f"            if self.rank == 1 or {'rank 1' not in how}:\n"
-        f"                {stopping}\n"
-        "    def on_train_end(self):\n"
-        "        (self.output_dir / f'said_{self.rank}').write_text(self.end_reason)\n"
-        "if __name__ == '__main__': main(Stopping)\n"
-    )
-    run = tmp_path / "run"
-    with started(script, *LONG, "--nprocs", "2") as process:
-        _, stderr = process.communicate(timeout=forks.LONG_SECONDS)
-    assert process.returncode == 0, stderr
-    text = "train() returned" if how == "return" else how.split("'")[1]
-    assert [(run / f"said_{rank}").read_text() for rank in (0, 1)] == [f"stopped: {text}"] * 2
-    assert last_record(run)["reason"] == text
-    assert f"STOPPED by {text}" in stderr
+    script.write_text(RANKS)
+    for rank in run_ranks([[str(script), str(tmp_path)]] * 2):
+        assert rank.returncode == 0, rank.stderr
+    texts = {"of one": "of rank 1", "of all": "on all", "return": "train() returned"}
+    for way, text in texts.items():
+        run = tmp_path / way
+        said = [(run / f"said_{rank}").read_text() for rank in (0, 1)]
+        assert said == [f"stopped: {text}"] * 2, way
+        assert last_record(run)["reason"] == text, way
+        assert f"STOPPED by {text}" in (run / "worker_0.log").read_text(), way
 
 
+@pytest.mark.long
 def test_sigterm_to_the_launcher_stops_both_ranks_at_one_iteration(script: Path) -> None:
     run = script.parent / "run"
     with started(script, *LONG, launch=True) as process:
@@ -465,7 +453,12 @@ def test_sigterm_to_the_launcher_stops_both_ranks_at_one_iteration(script: Path)
 
 
 @pytest.mark.parametrize(
-    ("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
+    ("signum", "code"),
+    [
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long),
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.long),
+    ],
 )
 def test_nprocs_answers_with_the_code_of_the_signal(tmp_path: Path, signum: int, code: int) -> None:
     """No rank ends before the checkpoint is written: paddle's launcher would kill the others."""
@@ -474,7 +467,7 @@ def test_nprocs_answers_with_the_code_of_the_signal(tmp_path: Path, signum: int,
         "import time\nfrom tiny import Tiny\nfrom expbase import main\n"
         "from expbase.checkpoint import storage as checkpoint\n"
         "write = checkpoint.write\n"
-        "def slowly(*args):\n    time.sleep(1)\n    return write(*args)\n"
+        "def slowly(*args):\n    time.sleep(0.3)\n    return write(*args)\n"
         "checkpoint.write = slowly\n"
         "class Slow(Tiny):\n"
         "    def terminal(self):\n"
@@ -492,8 +485,16 @@ def test_nprocs_answers_with_the_code_of_the_signal(tmp_path: Path, signum: int,
     assert [(run / f"seen_{rank}").read_text() for rank in (0, 1)] == [saved, saved]
 
 
-@pytest.mark.parametrize("seconds", [0, 0.02, 0.3])
-@pytest.mark.parametrize("nprocs", [1, 2])
+@pytest.mark.parametrize(
+    ("nprocs", "seconds"),
+    [
+        (2, 0.02),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in ((1, 0), (1, 0.3), (2, 0), (2, 0.3))
+        ),
+    ],
+)
 def test_two_ctrl_c_answer_130_at_any_distance(script: Path, nprocs: int, seconds: float) -> None:
     run = script.parent / "run"
     words = (*LONG, "--nprocs", str(nprocs), "training.save_interval=0")
@@ -517,7 +518,7 @@ def test_when_a_rank_fails_the_other_says_which_and_nothing_is_saved(tmp_path: P
         "class Failing(Tiny):\n"
         "    def train_batch(self):\n"
         "        super().train_batch()\n"
-        "        if self.rank == 1 and self.iteration == 7: raise OSError('bad sector')\n"
+        "        if self.rank == 1 and self.iteration == 3: raise OSError('bad sector')\n"
         "if __name__ == '__main__': main(Failing)\n"
     )
     with started(script, *LONG, "--nprocs", "2") as process:
@@ -527,7 +528,7 @@ def test_when_a_rank_fails_the_other_says_which_and_nothing_is_saved(tmp_path: P
     run = tmp_path / "run"
     log = (run / "worker_0.log").read_text()
     assert "ended, because another rank failed: rank 1: OSError('bad sector')" in log
-    assert "[7] ended by OSError('bad sector')" in (run / "worker_1.log").read_text()
+    assert "[3] ended by OSError('bad sector')" in (run / "worker_1.log").read_text()
     assert not list((run / "checkpoints").glob("step-*"))
 
 
@@ -543,7 +544,13 @@ def test_of_a_crash_the_line_is_told(script: Path) -> None:
     assert f'File "{script}", line 6 in train_batch' in result.stderr
 
 
-@pytest.mark.parametrize("words", [[], ["--nprocs", "2"]], ids=["one", "ranks"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param([], id="one"),
+        pytest.param(["--nprocs", "2"], id="ranks", marks=pytest.mark.long),
+    ],
+)
 def test_a_signal_after_the_end_changes_no_answer(tmp_path: Path, words: list[str]) -> None:
     """Python and paddle take a second to unload."""
     script = tmp_path / "train.py"

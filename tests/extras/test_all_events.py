@@ -316,9 +316,9 @@ class Quiet(Counting):
 
 
 def test_counters_and_draws_of_its_events_go_on_in_a_resumed_run(tmp_path: Path) -> None:
-    options = {"max_iteration": 7, "accumulation_steps": 2, "valid_interval": 3}
+    options = {"max_iteration": 7, "accumulation_steps": 2, "valid_interval": 3, "save_interval": 7}
     trained(Counting, tmp_path / "whole", **options)
-    for end in (2, 3, 5, 7):
+    for end in (2, 5, 7):
         stopped = type("Counting", (Counting,), {"stop_at": end})
         trained(stopped, tmp_path / "parts", **options)
     step = "checkpoints/step-00000007"

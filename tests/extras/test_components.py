@@ -276,6 +276,12 @@ def test_outputs_of_different_lengths_are_kept_together_with_a_warning() -> None
     assert len(head.get_results()) == 1
 
 
+def test_lists_of_different_lengths_per_sample_are_results() -> None:
+    head = Classify()
+    results = head.batch_postprocess({"line": ["a", "b"], "tags": [["x"], ["x", "y"]]})
+    assert results == [{"line": "a", "tags": ["x"]}, {"line": "b", "tags": ["x", "y"]}]
+
+
 # --- training several heads ------------------------------------------------------------------
 
 
@@ -323,17 +329,17 @@ class Several(MultiHead):
 
 
 def test_heads_are_drawn_by_their_ratios_the_same_for_a_seed_and_continued(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"valid_interval": 0, "save_interval": 200, "log_interval": 200}
-    whole: Any = trained(Several, tmp_path / "whole", max_iteration=400, **options)
-    assert abs(whole.task_steps["one"] / 400 - 0.75) < 0.06
+    options: dict[str, Any] = {"valid_interval": 0, "save_interval": 100, "log_interval": 100}
+    whole: Any = trained(Several, tmp_path / "whole", max_iteration=100, **options)
+    assert abs(whole.task_steps["one"] / 100 - 0.75) < 0.1
     assert whole.task_steps == {name: whole.drawn.count(name) for name in ("one", "other")}
-    trained(Several, tmp_path / "parts", max_iteration=133, **options)
-    parts: Any = trained(Several, tmp_path / "parts", max_iteration=400, **options)
+    trained(Several, tmp_path / "parts", max_iteration=33, **options)
+    parts: Any = trained(Several, tmp_path / "parts", max_iteration=100, **options)
     assert parts.drawn == whole.drawn
-    step = "checkpoints/step-00000400"
+    step = "checkpoints/step-00000100"
     same_bits(tmp_path / "whole" / step, tmp_path / "parts" / step)
-    other: Any = trained(Several, tmp_path / "other", max_iteration=50, seed=1, **options)
-    assert other.drawn != whole.drawn[:50]
+    other: Any = trained(Several, tmp_path / "other", max_iteration=20, seed=1, **options)
+    assert other.drawn != whole.drawn[:20]
 
 
 @pytest.mark.parametrize(("auxiliary", "waits"), [({"other"}, False), (set(), True)])
@@ -341,7 +347,7 @@ def test_auxiliary_heads_do_not_delay_the_end(
     tmp_path: Path, auxiliary: set[str], waits: bool
 ) -> None:
     class Rare(Several):
-        ratios: ClassVar[Any] = {"one": 20.0, "other": 1.0}
+        ratios: ClassVar[Any] = {"one": 10.0, "other": 1.0}
 
         @classmethod
         def default_config(cls) -> Config:
@@ -356,7 +362,7 @@ def test_auxiliary_heads_do_not_delay_the_end(
     epochs = {name: exp.epochs_of(name) for name in exp.tasks}
     if waits:  # for the rare one
         assert min(epochs.values()) == 2
-        assert epochs["one"] > 10
+        assert epochs["one"] > 5
         assert exp.drawn[-1] == "other"  # its last batch ended the run, and not a later one
     else:
         assert epochs == {"one": 2, "other": 0}
@@ -421,24 +427,7 @@ def test_predict_head_gives_all_results_and_writes_them(tmp_path: Path) -> None:
     assert exp.model.heads["other"].last_inputs == {"reader": {"size": 16}}
 
 
-@pytest.mark.parametrize(
-    ("asked", "found"),
-    [
-        ({"reader": ["size"], "backbone": ["batches"]}, {"batches": 4}),
-        ({"backbone": [InputSpec([], "int64", "batches")]}, {"batches": 4}),
-        (
-            {"backbone": ["samples"]},
-            "attrs ask the backbone for 'samples'; its get_epoch_outputs returns batches.",
-        ),
-        (
-            {"one": ["loss"]},
-            "head other: epoch_inputs_attrs name 'one'; expected reader or backbone.",
-        ),
-    ],
-)
-def test_a_head_gets_what_reader_and_backbone_return_of_an_epoch(
-    tmp_path: Path, asked: Any, found: Any
-) -> None:
+def test_a_head_gets_what_reader_and_backbone_return_of_an_epoch(tmp_path: Path) -> None:
     class Counting(Net):
         batches = 0
 
@@ -451,20 +440,26 @@ def test_a_head_gets_what_reader_and_backbone_return_of_an_epoch(
 
     class Asking(Several):
         def build(self) -> Composed:
-            head = type("Asking", (Classify,), {"epoch_inputs_attrs": asked})()
-            return Composed(Counting(), {"one": Classify(), "other": head})
+            return Composed(Counting(), {"one": Classify(), "other": Classify()})
 
     exp: Any = trained(Asking, tmp_path / "run", max_iteration=1, valid_interval=0)
-    exp.model.backbone.batches = 0
     reader = exp.readers["other"].clone("predict")
     reader.register_with(exp.model)
     loader = DataLoader(reader, batch_size=4)
-    if isinstance(found, str):
-        with pytest.raises(ValueError, match=re.escape(found)):
-            exp.predict_head("other", loader, tmp_path)
-        return
-    exp.predict_head("other", loader, tmp_path)
-    assert exp.model.heads["other"].last_inputs["backbone"] == found
+    head = exp.model.heads["other"]
+    for asked in ("batches", InputSpec([], "int64", "batches")):
+        exp.model.backbone.batches = 0
+        head.epoch_inputs_attrs = {"reader": ["size"], "backbone": [asked]}
+        exp.predict_head("other", loader, tmp_path)
+        assert head.last_inputs == {"reader": {"size": 16}, "backbone": {"batches": 4}}, asked
+    head.epoch_inputs_attrs = {"backbone": ["samples"]}
+    message = r"attrs ask the backbone for 'samples'; its get_epoch_outputs returns batches\."
+    with pytest.raises(ValueError, match=message):
+        exp.predict_head("other", loader, tmp_path)
+    head.epoch_inputs_attrs = {"one": ["loss"]}
+    message = r"head other: epoch_inputs_attrs name 'one'; expected reader or backbone\."
+    with pytest.raises(ValueError, match=message):
+        exp.predict_head("other", loader, tmp_path)
 
 
 @pytest.mark.device
@@ -505,17 +500,3 @@ def test_heads_postprocess_in_training_by_the_two_calls_of_the_docs(tmp_path: Pa
     lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     assert len(lines) == 10
     assert {line["task"] for line in lines} == {"side", "again"}
-
-
-# --- mistakes -------------------------------------------------------------------------------
-
-
-def test_lists_of_different_lengths_per_sample_are_results(tmp_path: Path) -> None:
-    head = Classify()
-    results = head.batch_postprocess({"line": ["a", "b"], "tags": [["x"], ["x", "y"]]})
-    assert results == [{"line": "a", "tags": ["x"]}, {"line": "b", "tags": ["x", "y"]}]
-
-
-def test_an_unknown_head_is_named() -> None:
-    with pytest.raises(ValueError, match="head 'eno': not in the model, which has one, other"):
-        composed()({}, "eno")

@@ -71,6 +71,7 @@ def found(launched: Path, name: str) -> list[object]:
     return [json.loads(text)[name] for text in texts]
 
 
+@pytest.mark.long
 def test_early_stopping_ends_all_ranks_at_the_same_iteration(launched: Path) -> None:
     one, two = found(launched, "stopped")
     assert one == two == [4, 2]

@@ -267,6 +267,7 @@ runner:
 """
 
 
+@pytest.mark.long
 def test_a_chain_that_is_given_again_goes_on_where_it_was_killed(workspace: Path) -> None:
     (workspace / "chain.yaml").write_text(CHAIN)
     script = (
@@ -298,12 +299,12 @@ def test_a_chain_that_is_given_again_goes_on_where_it_was_killed(workspace: Path
 # --- stages ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", ["network", "runner", "terminal"])
 def test_each_stage_alone_replaces_its_step_and_is_seen_once(
     workspace: Path, stage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    needed = {"instance", stage} - ({"instance"} if stage == "instance" else set())
-    (workspace / "c.yaml").write_text(YAML + stage_lines(*sorted(needed)))
+    needed = ("instance", stage)
+    (workspace / "c.yaml").write_text(YAML + stage_lines(*needed))
     assert main(["run", str(workspace / "c.yaml")]) == 0
     log = (workspace / "runs/first/worker_0.log").read_text()
     for name in needed:
@@ -572,6 +573,7 @@ def test_the_example_of_the_docs_runs(workspace: Path, capsys: pytest.CaptureFix
     assert [line["checkpoint"] for line in found] == ["2", "4"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [0, 1])
 def test_the_commands_of_the_docs_start_two_processes(workspace: Path, number: int) -> None:
     command = re.findall(r"^.*nproc.* 2.*$", DOCS, re.MULTILINE)[number]

@@ -3,9 +3,10 @@
 The suite is run over and over beside two busy loops: as it is; where no namespaces may be made and
 /dev/shm has 64 MB, with the signals ignored that & and nohup ignore; as a user who is not root; and
 in one process. A run has passed if pytest says so, and if nothing that it started is left. If this
-machine cannot make a setting, a line says why. It takes hours.
+machine cannot make a setting, a line says why. With --all the long tests are run, too. It takes
+hours.
 
-    python tests/proofs/suite.py [--times 10] [--only plain container user single]
+    python tests/proofs/suite.py [--times 10] [--only plain container user single] [--all]
 """
 
 from __future__ import annotations
@@ -70,16 +71,18 @@ def python_for_all(folder: Path) -> str:
 class Setting:
     """A way to run the suite: `before` pytest's command, `words` of it, where, and as whom."""
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, folder: Path, words: list[str]) -> None:
         self.name, self.tree = name, ROOT
-        self.words = ["-p", "no:randomly", "-n", "0"] if name == "single" else []
+        self.words = [*words, *(["-p", "no:randomly", "-n", "0"] if name == "single" else [])]
         self.before: list[str] = []
         self.variables: dict[str, str] = {}
         if name == "container":
             self.before = in_namespace(CONTAINER)
         if name == "user":
-            self.before = in_namespace(python_for_all(folder) + AS_USER)
             self.tree, home = folder / "tree", folder / "home"
+            # The installed package is that of this checkout, and tests want the one beside them.
+            bind = shlex.join(["mount", "--bind", f"{ROOT}/expbase", f"{self.tree}/expbase"])
+            self.before = in_namespace(f"{python_for_all(folder)}{bind}\n{AS_USER}")
             self.variables = {"HOME": str(home), "TMPDIR": str(home)}
             self._copy(home)
 
@@ -181,11 +184,11 @@ def two_loops() -> Iterator[None]:
             loop.wait()
 
 
-def prove(name: str, times: int, folder: Path) -> tuple[int, int]:
+def prove(name: str, times: int, folder: Path, words: list[str]) -> tuple[int, int]:
     """Runs the suite so many times; how often, and how often it passed."""
     folder.mkdir()
     folder.chmod(0o755)
-    setting = Setting(name, folder)
+    setting = Setting(name, folder, words)
     if reason := setting.missing(folder):
         print(f"{name}: not done: {reason}", flush=True)
         return 0, 0
@@ -206,6 +209,7 @@ def main() -> None:
     settings = ("plain", "container", "user", "single")
     parser.add_argument("--times", type=int, default=10)
     parser.add_argument("--only", nargs="+", choices=settings, default=settings)
+    parser.add_argument("--all", action="store_true", help="the long tests, too")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended
     set_child_subreaper = 36  # PR_SET_CHILD_SUBREAPER: orphans become children of this process
@@ -213,7 +217,8 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="suite-"))
     folder.chmod(0o755)
     with two_loops():
-        counts = [prove(name, args.times, folder / name) for name in args.only]
+        words = ["-m", ""] if args.all else []
+        counts = [prove(name, args.times, folder / name, words) for name in args.only]
     done, passed = map(sum, zip(*counts, strict=True))
     if done == passed:
         shutil.rmtree(folder)

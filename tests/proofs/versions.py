@@ -149,7 +149,7 @@ def tested(cell: Cell, folder: Path) -> str:
     if run(log, python, "-m", "pip", "install", "-q", "-e", ".[test]") is None:
         return "FAILED"
     tests = _SHORT + _TESTS if cell.corner else _SHORT
-    printed = run(log, python, "-m", "pytest", "-p", "no:cacheprovider", *tests)
+    printed = run(log, python, "-m", "pytest", "-p", "no:cacheprovider", "-m", "", *tests)
     return printed.strip().splitlines()[-1].partition(" in ")[0] if printed else "FAILED"
 
 

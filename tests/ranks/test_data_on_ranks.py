@@ -187,12 +187,14 @@ def facts(folder: Path, ranks: int = 2) -> list[dict[str, Any]]:
     return [json.loads((folder / f"facts_{ranks}_{n}.json").read_text()) for n in range(ranks)]
 
 
+@pytest.mark.long
 def test_what_the_ranks_ask_of_samplers_changes_no_first_weights_and_draws(probed: Path) -> None:
     (alone,) = facts(probed, 1)
     for facts_of_rank in facts(probed):
         assert facts_of_rank["first"] == alone["first"]
 
 
+@pytest.mark.long
 def test_a_sampler_that_has_a_past_begins_alike_on_one_rank_and_on_two(probed: Path) -> None:
     (alone,) = facts(probed, 1)
     one, other = facts(probed)

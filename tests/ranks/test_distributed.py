@@ -1,4 +1,4 @@
-"""Several processes: paddle's launcher, --nprocs, shards, averages, one set of files."""
+"""Several processes, by paddle's launcher or --nprocs: shards, averages, one set of files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import paddle.distributed as dist
 import pytest
 from paddle.base import core
 from paddle.io import DataLoader
-from tiny import Points, Tiny, curve, make, metrics, run_script, same_bits, trained
+from tiny import Points, Tiny, curve, make, metrics, run_ranks, run_script, same_bits, trained
 
 from expbase import ConfigError
 from expbase.base.arrays import parse
@@ -185,12 +185,14 @@ def facts_of(output: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two processes under paddle's launcher: 11 iterations, more than an epoch."""
+    """A run of two processes, which find each other as under paddle's launcher: 11 iterations, more
+    than an epoch.
+    """
     folder = tmp_path_factory.mktemp("launched")
     script = folder / "train.py"
     script.write_text(PROBE)
-    result = run_script(script, "--output", str(folder / "run"), *WORDS, launch=2)
-    assert result.returncode == 0, result.stderr + result.stdout
+    for end in run_ranks([[str(script), "--output", str(folder / "run"), *WORDS]] * 2):
+        assert end.returncode == 0, end.stderr + end.stdout
     return folder / "run"
 
 
@@ -220,9 +222,10 @@ def test_a_sampler_of_ones_own_is_dealt_out_unless_it_shards(launched: Path) -> 
     assert "40 samples, 5 batches a rank's epoch, dealt out over 2 ranks" in log
 
 
-def test_parameters_end_equal(launched: Path) -> None:
-    one, two = (facts["weights"] for facts in facts_of(launched))
-    assert one == two
+def test_names_and_weights_are_the_same_on_all_ranks(launched: Path) -> None:
+    one, two = facts_of(launched)
+    for name in ("names", "weights"):
+        assert one[name] == two[name], name
 
 
 def test_parameters_that_each_rank_trains_for_itself_are_told_and_saved_for_each(
@@ -256,13 +259,25 @@ def test_a_rank_without_the_disk_of_rank_zero_gets_the_bytes_of_a_checkpoint(
         assert facts["read"] == [[True, expected], [False, expected], [False, expected]]
 
 
-def test_validation_counts_every_sample_once_over_the_ranks(launched: Path) -> None:
+def test_a_validation_and_averages_are_over_the_samples_of_all_ranks(launched: Path) -> None:
     for facts in facts_of(launched):
         assert facts["shares"] == [6, 4]  # batches of 3, 3, 3, 1 dealt out
+        assert facts["weightless"] == {"x": 1.0}  # a rank had no sample
+        assert facts["greatest"] == [1.0, 0.0]
 
 
-def test_a_rank_without_a_sample_does_not_spoil_the_average(launched: Path) -> None:
-    assert [facts["weightless"] for facts in facts_of(launched)] == [{"x": 1.0}, {"x": 1.0}]
+MISTAKES = {  # each told on all ranks
+    "names differ": "the ranks name different metrics: ['a'] and ['b']",
+    "places differ": "rank 0 at self.gather(), rank 1 at the end of valid()",
+    "one sampler": "rank 0 at the sampler of the loader given to valid_batches, rank 1 at the end",
+    "half the data": "called on rank 0 and not on rank 1",
+    "not alike": "b: 0 on rank 0, 1 on rank 1; expected the same",
+}
+
+
+def test_a_mistake_that_needs_two_ranks_is_told_on_both(launched: Path) -> None:
+    for facts in facts_of(launched):
+        assert [name for name, text in MISTAKES.items() if text not in facts[name]] == []
 
 
 def test_an_error_of_rank_zero_is_raised_on_every_rank(launched: Path) -> None:
@@ -272,30 +287,8 @@ def test_an_error_of_rank_zero_is_raised_on_every_rank(launched: Path) -> None:
     ]
 
 
-def test_ranks_that_average_different_metrics_are_told_which(launched: Path) -> None:
-    for facts in facts_of(launched):
-        assert "the ranks name different metrics: ['a'] and ['b']" in facts["names differ"]
-
-
-def test_automatic_names_are_the_same_on_all_ranks_in_setup_model(launched: Path) -> None:
-    one, two = (facts["names"] for facts in facts_of(launched))
-    assert one == two
-
-
 def test_a_forked_child_does_not_keep_the_connection_of_a_rank_that_dies(launched: Path) -> None:
     assert [facts["closed"] for facts in facts_of(launched)] == [True, True]
-
-
-def test_ranks_that_wait_at_different_places_are_told_where_each_is(launched: Path) -> None:
-    for facts in facts_of(launched):
-        assert "rank 0 at self.gather(), rank 1 at the end of valid()" in facts["places differ"]
-        place = "rank 0 at the sampler of the loader given to valid_batches, rank 1 at the end of"
-        assert place in facts["one sampler"]
-
-
-def test_a_share_of_the_data_that_nobody_validates_is_an_error(launched: Path) -> None:
-    for facts in facts_of(launched):
-        assert "called on rank 0 and not on rank 1" in facts["half the data"]
 
 
 def test_what_needs_all_ranks_is_an_error_where_only_rank_zero_comes(launched: Path) -> None:
@@ -303,13 +296,6 @@ def test_what_needs_all_ranks_is_an_error_where_only_rank_zero_comes(launched: P
     assert "<lambda>: save_model needs all ranks, and @rank_zero_only" in zero["zero only"]
     assert "<lambda>: self.average() needs all ranks, and @rank" in zero["zero averages"]
     assert not {"zero only", "zero averages"} & one.keys()
-
-
-def test_the_first_thing_that_differs_between_the_ranks_is_shown_with_its_values(
-    launched: Path,
-) -> None:
-    for facts in facts_of(launched):
-        assert "b: 0 on rank 0, 1 on rank 1; expected the same" in facts["not alike"]
 
 
 def test_results_that_differ_between_the_ranks_are_told_once(launched: Path) -> None:
@@ -335,10 +321,6 @@ def test_there_is_one_set_of_files_and_a_log_for_each_rank(launched: Path) -> No
     assert "[11]" in (launched / "worker_1.log").read_text()
 
 
-def test_a_maximum_is_the_same_on_every_rank(launched: Path) -> None:
-    assert [facts["greatest"] for facts in facts_of(launched)] == [[1.0, 0.0]] * 2
-
-
 def test_weights_are_sent_only_to_a_rank_that_does_not_find_the_same_ones(launched: Path) -> None:
     files = {
         name: parse((launched / f"checkpoints/step-00000008/{name}.safetensors").read_bytes())
@@ -362,6 +344,17 @@ def test_a_line_names_the_slowest_rank(launched: Path) -> None:
     for line in lines:
         seconds = line["speed/slowest_rank_seconds"], line["speed/slowest_rank_data_seconds"]
         assert seconds[0] >= seconds[1] > 0
+
+
+@pytest.mark.long
+def test_paddles_launcher_gives_the_same_bits(launched: Path, tmp_path: Path) -> None:
+    script = shutil.copy(launched.parent / "train.py", tmp_path)
+    result = run_script(Path(script), "--output", str(tmp_path / "run"), *WORDS, launch=2)
+    assert result.returncode == 0, result.stderr + result.stdout
+    end = "checkpoints/step-00000011"
+    same_bits(launched / end, tmp_path / "run" / end)
+    for one, other in zip(facts_of(launched), facts_of(tmp_path / "run"), strict=True):
+        assert one == other
 
 
 def test_nprocs_gives_the_bits_of_the_launcher_and_continues_its_run(

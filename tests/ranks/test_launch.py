@@ -45,26 +45,20 @@ class Process:
         os.close(self.sentinel)
 
 
-@pytest.mark.parametrize(
-    ("exitcodes", "answer"),
-    [
-        ([0, 0], 0),
-        ([143, 0], 143),  # stopped
-        ([0, -15], 143),  # by a signal that nobody handled
-        ([124, 1], 1),  # a failure says more than a stop
-        ([-9, 0], 137),  # as a shell shows it
-        ([0, 124], 124),
-    ],
-)
-def test_the_answer_is_the_code_of_a_failure_else_of_a_stop(
-    exitcodes: list[int], answer: int
-) -> None:
-    assert launch._join([Process(code) for code in exitcodes]).code == answer
+ANSWERS = [
+    ([0, 0], 0),
+    ([143, 0], 143),  # stopped
+    ([0, -15], 143),  # by a signal that nobody handled
+    ([124, 1], 1),  # a failure says more than a stop
+    ([1, 78], 78),  # and a mistake more than that
+    ([-9, 0], 137),  # as a shell shows it
+    ([0, 124], 124),
+]
 
 
-def test_a_mistake_is_the_answer_whoever_ended_first() -> None:
-    outcome = launch._join([Process(1), Process(78)])
-    assert outcome.code == 78
+def test_the_answer_is_the_code_of_a_failure_else_of_a_stop() -> None:
+    for exitcodes, answer in ANSWERS:
+        assert launch._join([Process(code) for code in exitcodes]).code == answer, exitcodes
 
 
 def test_no_wait_is_without_limit_because_a_signal_may_be_heard_at_its_end_only(
@@ -143,9 +137,10 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(
-    ("signum", "send", "answer"), [("SIGTERM", os.kill, 143), ("SIGINT", os.killpg, 130)]
-)
+CTRL_C = pytest.param("SIGINT", os.killpg, 130, marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize(("signum", "send", "answer"), [("SIGTERM", os.kill, 143), CTRL_C])
 def test_a_signal_ends_ranks_that_wait_in_c_while_they_are_being_connected(
     signum: str, send: Callable[[int, int], None], answer: int, tmp_path: Path
 ) -> None:
@@ -165,15 +160,16 @@ def test_a_signal_ends_ranks_that_wait_in_c_while_they_are_being_connected(
         assert re.search(f"rank {rank} was killed by SIG(TERM|INT)", said)
 
 
-@pytest.mark.parametrize("exitcode", [1, -11, -15])
 def test_when_a_process_fails_those_that_go_on_are_killed_after_a_while(
-    exitcode: int, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(launch, "_GRACE_SECONDS", 0.0)
-    going_on = [Process(None), Process(None)]
-    deaths = launch._join([going_on[0], Process(exitcode), going_on[1]]).deaths
-    assert [process.exitcode for process in going_on] == [-9, -9]
-    assert deaths[-1] == "rank 2 did not end when another one had failed, and was killed"
+    for exitcode in (1, -11, -15):
+        going_on = [Process(None), Process(None)]
+        deaths = launch._join([going_on[0], Process(exitcode), going_on[1]]).deaths
+        assert [process.exitcode for process in going_on] == [-9, -9], exitcode
+        text = "rank 2 did not end when another one had failed, and was killed"
+        assert deaths[-1] == text, exitcode
 
 
 def test_the_last_line_names_the_rank_that_died_by_a_signal(
@@ -183,18 +179,15 @@ def test_the_last_line_names_the_rank_that_died_by_a_signal(
     assert capsys.readouterr().err == "rank 1 was killed by SIGKILL\n"
 
 
-@pytest.mark.parametrize(
-    ("shares", "devices", "number"),
-    [(8, 1, 1), (8, 2, 2), (8, 3, 2), (8, 7, 4), (8, 8, 8), (8, 64, 8), (1, 4, 1)],
-)
-@pytest.mark.parametrize("kind", ["cpu", "gpu"])
 def test_auto_is_the_largest_divisor_of_the_shares_for_which_there_are_devices(
-    shares: int, devices: int, number: int, kind: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(launch, "number_of_devices", {kind: devices}.__getitem__)
     # In the place of a new process, which would not know of this.
     monkeypatch.setattr(launch, "ProcessPoolExecutor", lambda number, way: ThreadPoolExecutor())
-    assert launch._most_processes(shares, kind) == number
+    for shares, devices, number in ((8, 1, 1), (8, 3, 2), (8, 7, 4), (8, 64, 8), (1, 4, 1)):
+        for kind in ("cpu", "gpu"):
+            monkeypatch.setattr(launch, "number_of_devices", {kind: devices}.__getitem__)
+            assert launch._most_processes(shares, kind) == number, (shares, devices, kind)
 
 
 @pytest.mark.pretend
@@ -239,6 +232,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_what_python_m_package_defines_is_found_by_a_process_that_is_spawned(
     tmp_path: Path,
 ) -> None:

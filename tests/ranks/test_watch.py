@@ -63,9 +63,10 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("killed", [0, 1])
-@pytest.mark.parametrize("launch", [0, 2])
+LONG = [pytest.param(*case, marks=pytest.mark.long) for case in ((0, 0), (2, 0), (2, 1))]
+
+
+@pytest.mark.parametrize(("launch", "killed"), [(0, 1), *LONG])
 def test_a_rank_that_is_killed_is_named_with_the_signal_by_the_other_one(
     killed: int, launch: int, script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,6 +84,7 @@ def test_a_rank_that_is_killed_is_named_with_the_signal_by_the_other_one(
         assert text in (script.parent / "launch_log/workerlog.0").read_text()
 
 
+@pytest.mark.long
 def test_a_death_is_told_to_those_who_are_connected_to_rank_zero_alone(
     script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +178,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_a_rank_that_gloo_aborts_names_the_death_that_is_the_cause_before_it_ends(
     tmp_path: Path,
 ) -> None:
@@ -186,24 +189,21 @@ def test_a_rank_that_gloo_aborts_names_the_death_that_is_the_cause_before_it_end
     assert "another rank failed: rank 1 was killed by SIGKILL; the same command" in last_line
 
 
-@pytest.mark.parametrize(
-    ("received", "left"),
-    [
-        (b'[1, 2, "there"]\n["rank 1: OSError()", 1]\n', ("rank 1: OSError()", 1)),
-        (b'[1, 2, "there"]\n["rank 1: KeyboardInterrupt()", 130]\n',
-         ("rank 1: KeyboardInterrupt()", 130)),
-        (b'[1, 2, "there"]\n["", 0]\n', ("", 0)),
-        (b'[1, 2, "there"]\n', ("rank 1 died without a word", 1)),
-        (b"GET / HTTP/1.1\r\n\r\n", ("", 0)),
-        (b"", ("", 0)),
-        (b"[" * 50_000, ("", 0)),
-        (b'[1, 2, "there"]\n["", Infinity]\n', ("", 0)),
-    ],
-)  # fmt: skip
-def test_how_a_rank_left_is_read_when_its_connection_closes_and_strangers_are_nobody(
-    received: bytes, left: tuple[str, int]
-) -> None:
-    assert end_of(received, socket.socketpair) == left
+LEFT = [  # what has come when a connection closes, and how the rank left
+    (b'[1, 2, "there"]\n["rank 1: OSError()", 1]\n', ("rank 1: OSError()", 1)),
+    (b'[1, 2, "there"]\n["", 0]\n', ("", 0)),
+    (b'[1, 2, "there"]\n', ("rank 1 died without a word", 1)),
+    # A stranger is nobody.
+    (b"GET / HTTP/1.1\r\n\r\n", ("", 0)),
+    (b"", ("", 0)),
+    (b"[" * 50_000, ("", 0)),
+    (b'[1, 2, "there"]\n["", Infinity]\n', ("", 0)),
+]
+
+
+def test_how_a_rank_left_is_read_when_its_connection_closes_and_strangers_are_nobody() -> None:
+    for received, left in LEFT:
+        assert end_of(received, socket.socketpair) == left, received[:50]
 
 
 def end_of(received: bytes, connect: Callable[[], Any]) -> tuple[str, int]:
@@ -348,28 +348,18 @@ def test_ranks_that_wait_for_one_that_never_comes_say_so_and_end(tmp_path: Path)
 GLOO = "gloo aborts a rank when another one is 30 s late, or gone"
 
 
-@pytest.mark.parametrize(
-    ("script", "text", "code"),
-    [
+def test_how_a_process_ended_is_known_until_its_parent_asks() -> None:
+    for script, text, code in (
         ("kill -9 $$", "was killed by SIGKILL", 137),
         ("kill -ABRT $$", f"was killed by SIGABRT ({GLOO})", 134),
         ("exit 3", "ended with code 3, without a word", 3),
-    ],
-)
-def test_how_a_process_ended_is_known_until_its_parent_asks(
-    script: str, text: str, code: int
-) -> None:
-    process = subprocess.Popen(["sh", "-c", script])
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert processes.ending(process.pid) == (text, code)
-    process.wait()
-    assert processes.ending(process.pid) == ("died without a word", 1)
-
-
-def test_of_a_process_that_ended_well_there_is_nothing_to_say() -> None:
-    with subprocess.Popen(["true"]) as process:
+        ("exit 0", "", 0),
+    ):
+        process = subprocess.Popen(["sh", "-c", script])
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert processes.ending(process.pid) == ("", 0)
+        assert processes.ending(process.pid) == (text, code), script
+        process.wait()
+        assert processes.ending(process.pid) == ("died without a word", 1), script
 
 
 def test_a_mistake_that_all_ranks_make_is_reported_by_each_itself(tmp_path: Path) -> None:

@@ -262,15 +262,12 @@ def test_a_start_without_a_checkpoint_says_that_it_begins_anew(tmp_path: Path) -
         trained(Tiny, tmp_path / "run", max_iteration=2, save_interval=0)
     text = (tmp_path / "run/worker_0.log").read_text()
     assert text.count("has no checkpoint: it begins anew") == 1
-
-
-def test_without_a_monitor_nothing_is_called_the_best(tmp_path: Path) -> None:
-    trained(Tiny, tmp_path / "run")
+    # Without a monitor nothing is called the best.
     assert not [line for line in said(tmp_path / "run") if line.startswith("best")]
 
 
 def test_a_continued_run_knows_the_time_left_at_its_first_line(tmp_path: Path) -> None:
-    trained(Tiny, tmp_path / "run", max_iteration=4, save_interval=4)
+    trained(Tiny, tmp_path / "run", max_iteration=4, save_interval=4, valid_interval=0)
     trained(Tiny, tmp_path / "run", max_iteration=40, save_interval=40, valid_interval=0)
     first = next(line for line in metrics(tmp_path / "run") if line["iteration"] == 5)
     assert 0 < first["speed/seconds_left"] < 35 * 60

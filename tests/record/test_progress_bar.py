@@ -10,60 +10,31 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyte
 import pytest
+from paddle.io import DataLoader
 from terminal import terminal
-from tiny import Tiny, trained
+from tiny import PYTHONPATH, Points, Tiny, trained
 
+from expbase.engine import report
 from expbase.record.progress_bar import is_terminal, progress_bar
 
-SCRIPT = """
-import os, sys, time
-import numpy as np, paddle
-from paddle.io import DataLoader, Dataset
-from expbase import ExperimentBase, main
+DEBUGGED = """
+from tiny import Tiny
+from expbase import main
 
-class Loud(Dataset):
-    def __len__(self):
-        return 400
-    def __getitem__(self, index):
-        if index % 50 == 0 and index <= 150:
-            print(f"worker says {index}", flush=True)
-            print("and complains to", type(sys.stderr).__name__, file=sys.stderr, flush=True)
-        return np.ones(2, "float32")
-
-class Slow(ExperimentBase):
-    def setup_dataloader(self):
-        self.train_loader = DataLoader(Loud(), batch_size=4, num_workers=WORKERS)
-    def setup_model(self):
-        self.model = paddle.nn.Linear(2, 1)
-        self.optimizer = paddle.optimizer.SGD(0.001, parameters=self.model.parameters())
+class Debugged(Tiny):
     def train_batch(self):
-        loss = self.model(self.read_batch()).mean()
-        loss.backward()
-        self.optimizer.step()
-        self.optimizer.clear_grad()
-        self.log(loss=loss)
-        time.sleep(0.02)
+        super().train_batch()
         if self.iteration == 20:
-            print("said by train_batch", "x" * 100 + "end")
-        MORE
-    def valid(self):
-        return {"accuracy": 0.5}
+            breakpoint()
+        assert self.iteration < 30, "too far"
 
 if __name__ == "__main__":
-    main(Slow)
+    main(Debugged)
 """
-
-
-def script(folder: Path, *, workers: int = 0, more: str = "pass") -> list[str]:
-    """The command of a run of 60 iterations, with a line of the log for each."""
-    path = folder / "train.py"
-    path.write_text(SCRIPT.replace("WORKERS", str(workers)).replace("MORE", more))
-    words = ["max_iteration=60", "valid_interval=25", "save_interval=50", "log_interval=1"]
-    options = [f"training.{word}" for word in words]
-    return [sys.executable, str(path), "--output", str(folder / "run"), "--device=cpu", *options]
 
 
 Screen = Callable[[], str]
@@ -104,9 +75,7 @@ def a_bar() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize(
-    ("columns", "encoding"), [(80, "utf-8"), (120, "utf-8"), (80, "ascii"), (80, "latin-1")]
-)
+@pytest.mark.parametrize(("columns", "encoding"), [(80, "utf-8"), (120, "ascii"), (80, "latin-1")])
 def test_what_is_printed_stands_above_the_bar(columns: int, encoding: str) -> None:
     with a_screen(columns, encoding) as screen:
         with a_bar():
@@ -151,31 +120,55 @@ def test_an_error_removes_the_bar() -> None:
         assert screen() == "before"
 
 
-def test_a_run_shows_a_bar_that_moves_and_its_workers_do_not_hang(tmp_path: Path) -> None:
-    seen = tmp_path / "seen"
-    # The last worker has spoken before iteration 38; the bar is drawn again within 0.25 s.
-    stays = f"while self.iteration == 58 and not os.path.exists({str(seen)!r}): time.sleep(0.01)"
-    line = r"^train [345]\d/60 .*train/loss=.*"
-    with terminal(script(tmp_path, workers=2, more=stays)) as shown:
-        # The worker draws the bar anew, and does not know where training is.
-        assert "train  0/60" not in shown.wait(lambda text: "worker says 150" in text)
-        shown.wait(lambda text: "said by" in text and re.search(line, text, re.MULTILINE))
-        seen.touch()
-        end = shown.wait()
-    assert shown.exit_code == 0
-    assert "worker says 150" in end
-    assert "and complains to" in end
-    assert "[25] epoch=1 valid/accuracy=0.5" in end
+class Loud(Points):
+    """The worker that reads the first sample says so."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 0:
+            print("worker says", index, flush=True)
+            print("and complains to", type(sys.stderr).__name__, file=sys.stderr, flush=True)
+        return super().__getitem__(index)
+
+
+def test_a_run_shows_a_bar_that_moves_and_its_workers_do_not_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Shown(Tiny):
+        def setup_dataloader(self) -> None:
+            super().setup_dataloader()
+            self.train_loader = DataLoader(Loud(), batch_size=4, num_workers=2)
+
+        def train_batch(self) -> None:
+            super().train_batch()
+            if self.iteration == 5:
+                print("said by train_batch", "x" * 100 + "end")
+            seen.append(screen())
+
+    monkeypatch.setattr(report, "_MOVE_SECONDS", -1.0)  # each time, however fast it is
+    seen: list[str] = []
+    with a_screen() as screen:
+        trained(Shown, tmp_path / "run", max_iteration=10, valid_interval=8, save_interval=0)
+        end = screen()
+    # The worker draws the bar anew, and does not know where training is.
+    assert "worker says 0" in seen[0]
+    assert "and complains to" in seen[0]
+    assert "train  0/10" not in seen[0]
+    for number, text in enumerate(seen[1:], 1):
+        assert re.search(rf"^train +{number}/10 .*train/loss=.*", text, re.MULTILINE)
+    assert "said by train_batch" in end
+    assert re.search(r"\[8\] epoch=1 valid/accuracy=[\d.]+", end)
     assert "train/loss" not in end  # the bar said it
     assert re.search(r"time +\S+ s\n", end)
-    assert re.search(r"\[60\] FINISHED: epoch 1", end.splitlines()[-1] + end.splitlines()[-2])
-    assert (tmp_path / "run/worker_0.log").read_text().count("train/loss") == 60
+    assert re.search(r"\[10\] FINISHED: epoch 1", end.splitlines()[-1] + end.splitlines()[-2])
+    assert (tmp_path / "run/worker_0.log").read_text().count("train/loss") == 10
 
 
+@pytest.mark.long
 def test_a_debugger_can_be_used_and_an_error_comes_last(tmp_path: Path) -> None:
-    stops = "if self.iteration == 20: breakpoint()\n        "
-    command = script(tmp_path, more=f"{stops}assert self.iteration < 30, 'too far'")
-    with terminal(command) as shown:
+    (tmp_path / "train.py").write_text(DEBUGGED)
+    command = [sys.executable, str(tmp_path / "train.py"), "--output", str(tmp_path / "run")]
+    command += ["training.max_iteration=60", "--device=cpu"]
+    with terminal(command, PYTHONPATH=PYTHONPATH) as shown:
         shown.wait(lambda text: "(Pdb)" in text)
         shown.type("self.iteration\n")
         assert shown.wait(lambda text: "\n20\n" in text)

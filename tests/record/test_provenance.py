@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import multiprocessing
 import os
 import re
 import subprocess
@@ -142,11 +143,25 @@ def test_under_paddles_launcher_they_are_those_of_the_launcher(repository: Path)
     assert (facts["git"]["dirty"], facts["git"]["state"]) == (False, None)
 
 
+def test_in_a_rank_they_are_those_of_the_script_or_the_module(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank, options = sys.modules["__main__"], ["--output", "a", "--nprocs", "2"]
+    monkeypatch.setattr(multiprocessing, "parent_process", object)
+    monkeypatch.setattr(sys, "argv", ["train.py", *options])
+    monkeypatch.setattr(rank, "__spec__", None)
+    assert gathered(repository.parent / "run")["command"] == ["train.py", *options]
+    monkeypatch.setattr(rank, "__spec__", SimpleNamespace(name="deep.train"))
+    assert gathered(repository.parent / "run")["command"] == ["-m", "deep.train", *options]
+
+
+@pytest.mark.long
 def test_with_nprocs_they_are_the_script_and_its_options(repository: Path) -> None:
     words = ["train.py", "--output", "a", "--device", "cpu", "--nprocs", "2"]
     assert noted(repository / "deep", *words)["command"] == words
 
 
+@pytest.mark.long
 def test_with_nprocs_a_module_stays_one(repository: Path) -> None:
     (repository / "deep/facts.py").write_text("from . import train\ntrain.main(train.Noting)\n")
     words = ["-m", "deep.facts", "--output", "a", "--device", "cpu", "--nprocs", "2"]

@@ -5,26 +5,39 @@ from __future__ import annotations
 import sys
 
 import forks
+import pytest
 from tiny import TESTS, run_script
 
 KINDS = TESTS / "proofs" / "kinds.py"
-EXACT = (
-    "float", "list", "array", "tensor", "dict in a layer", "np.random.generator", "replay buffer",
-    "adam optimizer", "progress bar", "mask cache", "list under two names",
-    "named tuple in a data set", "enum in a sampler", "defaultdict", "array in fortran order",
-    "schedule of schedules in a list", "average by id",
-)  # fmt: skip
-TOLD = ("generator", "cycle", "second loader", "set", "counter of the class", "closure")
-REFUSED = ("layer added", "schedule of another class", "loader set anew", "buffer that grows")
+FEW = {
+    "exact": ("dict in a layer", "list under two names", "average by id"),
+    "told": ("second loader", "closure"),
+    "refused": ("layer added",),
+}
+MORE = {
+    "exact": (
+        "adam optimizer", "progress bar", "mask cache", "named tuple in a data set",
+        "enum in a sampler", "defaultdict", "array in fortran order",
+        "schedule of schedules in a list",
+    ),
+    "told": ("generator", "cycle", "counter of the class"),
+    "refused": ("schedule of another class", "loader set anew", "buffer that grows"),
+}  # fmt: skip
 
 
-def test_kinds_of_state_continue_exactly_are_told_or_are_refused() -> None:
-    names = "|".join((*EXACT, *TOLD, *REFUSED))
-    result = run_script(KINDS, "--show", "--jobs", "4", "--only", f"^({names})$")
+@pytest.mark.parametrize(
+    "kinds",
+    [pytest.param(FEW, id="few"), pytest.param(MORE, id="more", marks=pytest.mark.long)],
+)
+def test_kinds_of_state_continue_exactly_are_told_or_are_refused(
+    kinds: dict[str, tuple[str, ...]],
+) -> None:
+    names = [name for of_outcome in kinds.values() for name in of_outcome]
+    result = run_script(KINDS, "--show", "--jobs", "4", "--only", f"^({'|'.join(names)})$")
     assert result.returncode == 0, result.stdout + result.stderr
-    counts = f"exact {len(EXACT)}, told {len(TOLD)}, refused {len(REFUSED)}, silent 0, stuck 0"
-    number = len((*EXACT, *TOLD, *REFUSED))
-    assert result.stdout.splitlines()[-1] == f"{number} kinds: {counts}; 0 wrong"
+    counts = ", ".join(f"{outcome} {len(of_it)}" for outcome, of_it in kinds.items())
+    expected = f"{len(names)} kinds: {counts}, silent 0, stuck 0; 0 wrong"
+    assert result.stdout.splitlines()[-1] == expected
 
 
 # A state that is left out is lost without a word, and one that cannot be set back stops the run.
@@ -57,6 +70,7 @@ for kind in (Lost, Stuck, Nothing):
 """
 
 
+@pytest.mark.long
 def test_what_is_lost_or_stuck_is_found() -> None:
     result = forks.run([sys.executable, "-W", "ignore", "-c", _LOST])
     assert result.stdout.split() == ["silent", "stuck", "exact"], result.stderr

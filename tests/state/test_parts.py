@@ -156,18 +156,18 @@ SCHEDULES: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("make", SCHEDULES)
-def test_a_schedule_goes_on_exactly(make: Any) -> None:
-    one = Start({"schedule": make()})
-    for _ in range(5):
-        one.own.schedule.step()
-    saved = one.saved()
-    assert not [path for path in saved["values"] if "_var_name" in path]  # an automatic name
-    schedule, other = one.own.schedule, Start({"schedule": make()}, saved).own.schedule
-    for _ in range(8):
-        assert other() == schedule()
-        schedule.step()
-        other.step()
+def test_a_schedule_goes_on_exactly() -> None:
+    for make in SCHEDULES:
+        one = Start({"schedule": make()})
+        for _ in range(5):
+            one.own.schedule.step()
+        saved = one.saved()
+        assert not [path for path in saved["values"] if "_var_name" in path]  # an automatic name
+        schedule, other = one.own.schedule, Start({"schedule": make()}, saved).own.schedule
+        for _ in range(8):
+            assert other() == schedule(), schedule
+            schedule.step()
+            other.step()
 
 
 def test_a_plateau_schedule_goes_on_exactly() -> None:

@@ -21,7 +21,6 @@ from starts import Start
 from tiny import Points, Tiny, run_of, same_bits, trained
 
 from expbase.base.encoding import Encoded
-from expbase.checkpoint.layout import CheckpointError
 from expbase.state.nodes import DictNode, Node, WholeNode
 from expbase.state.rollback import Rollback
 
@@ -65,7 +64,7 @@ def kinds() -> dict[str, tuple[Any, Callable[[Any, float], Any]]]:
         "ordered": (OrderedDict(), lambda old, x: OrderedDict(old, **{f"k{len(old)}": x})),
         "buffer": (
             deque(maxlen=70),
-            lambda old, x: old.extend([(np.full(3, x, "float32"), x, True)] * 9) or old,
+            lambda old, x: old.extend([(np.full(3, x, "float32"), x, True)] * 20) or old,
         ),
         "array": (np.zeros(3), lambda old, x: old + x),
         "array_in_place": (np.zeros(3), lambda old, x: np.add(old, x, out=old)),
@@ -125,63 +124,61 @@ def fingerprint_of(value: Any) -> float:
     return 0.0 if value is None else float(np.sum(value))
 
 
-@pytest.mark.device
-def test_whatever_has_changed_since_setup_is_restored_and_nobody_has_named_it(
-    tmp_path: Path,
-) -> None:
-    trained(Everything, tmp_path / "whole", max_iteration=12, save_interval=4)
-    for end in (4, 8, 12):
-        exp: Any = trained(Everything, tmp_path / "parts", max_iteration=end, save_interval=4)
-    same_bits(*(tmp_path / f / "checkpoints/step-00000012" for f in ("whole", "parts")))
-    assert len(exp.history) == exp.count == 12
-    assert exp.buffer.maxlen == 70
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of everything, of one start, without a validation."""
     path = tmp_path_factory.mktemp("values") / "whole"
-    trained(Everything, path, max_iteration=6)
-    return path
+    trained(Everything, path, valid_interval=0, save_interval=1)
+    return path / "checkpoints"
 
 
-@pytest.mark.parametrize("name", [*kinds(), "made_late", "drifting.hidden", "drifting.pair"])
-def test_each_of_them_has_an_effect_on_what_follows(whole: Path, tmp_path: Path, name: str) -> None:
+@pytest.mark.device
+def test_whatever_has_changed_since_setup_is_restored_and_nobody_has_named_it(
+    whole: Path, tmp_path: Path
+) -> None:
+    for end in (2, 4, 6):
+        exp: Any = trained(
+            Everything, tmp_path, max_iteration=end, valid_interval=0, save_interval=1
+        )
+    same_bits(whole / "step-00000006", tmp_path / "checkpoints/step-00000006")
+    assert len(exp.history) == exp.count == 6
+    assert exp.buffer.maxlen == len(exp.buffer) == 70
+
+
+@pytest.mark.parametrize("name", kinds())
+def test_each_kind_is_felt(name: str) -> None:
     """So the test before fails for each of them that is not restored."""
 
+    def felt(starts: int) -> float:
+        for _ in range(starts):
+            value, changed = copy.deepcopy(kinds()[name])
+            for number in range(6 // starts):
+                value = changed(value, 0.1 + 0.01 * number)
+        return fingerprint_of(value)
+
+    assert felt(1) != felt(2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["number", "made_late", "drifting.hidden", "drifting.pair"])
+def test_what_is_felt_has_an_effect_on_the_weights(whole: Path, tmp_path: Path, name: str) -> None:
     class Without(Everything):
         def setup_model(self) -> None:
             super().setup_model()
             self.made_late = 0.0
             self.exclude_from_state(name)
 
-    end = "checkpoints/step-00000006/model.safetensors"
-    trained(Without, tmp_path / "parts", max_iteration=3)
-    trained(Without, tmp_path / "parts", max_iteration=6)
-    assert (whole / end).read_bytes() != (tmp_path / "parts" / end).read_bytes()
+    for end in (3, 6):
+        trained(Without, tmp_path, max_iteration=end, valid_interval=0)
+    ends = (folder / "step-00000006" for folder in (whole, tmp_path / "checkpoints"))
+    one, other = ((end / "model.safetensors").read_bytes() for end in ends)
+    assert one != other
 
 
-def test_validating_has_no_effect_on_what_layers_carry(tmp_path: Path) -> None:
-    for interval in (0, 1):
-        run = tmp_path / str(interval)
-        exp: Any = trained(
-            Everything, run, valid_interval=interval, save_interval=1, max_iteration=5
-        )
-        assert exp.drifting.calls == 5
-    same_bits(*(tmp_path / f / "checkpoints/step-00000004" for f in "01"), todo=False)
-
-
-def test_what_is_as_setup_left_it_stays_the_codes(tmp_path: Path) -> None:
-    class Scaled(Tiny):
-        scale = 2.0
-
-        def setup_model(self) -> None:
-            super().setup_model()
-            self.factor, self.table = self.scale, np.arange(5)
-
-    trained(Scaled, tmp_path, max_iteration=2)
-    Scaled.scale = 3.0
-    exp: Any = trained(Scaled, tmp_path, max_iteration=4)
-    assert exp.factor == 3.0
+def test_validating_has_no_effect_on_what_layers_carry(whole: Path, tmp_path: Path) -> None:
+    exp: Any = trained(Everything, tmp_path, valid_interval=1, save_interval=1, max_iteration=4)
+    assert exp.drifting.calls == 4
+    same_bits(whole / "step-00000004", tmp_path / "checkpoints/step-00000004", todo=False)
 
 
 class Recurrent(Tiny):
@@ -207,10 +204,10 @@ class Recurrent(Tiny):
 
 @pytest.mark.device
 def test_lists_of_parameters_stay_lists_of_the_parameters(tmp_path: Path) -> None:
-    trained(Recurrent, tmp_path / "whole", max_iteration=12, save_interval=4)
-    for end in (4, 12):
-        exp: Any = trained(Recurrent, tmp_path / "parts", max_iteration=end, save_interval=4)
-    same_bits(*(tmp_path / f / "checkpoints/step-00000012" for f in ("whole", "parts")))
+    trained(Recurrent, tmp_path / "whole", max_iteration=4)
+    for end in (2, 4):
+        exp: Any = trained(Recurrent, tmp_path / "parts", max_iteration=end)
+    same_bits(*(tmp_path / f / "checkpoints/step-00000004" for f in ("whole", "parts")))
     assert exp.trained[0] is exp.rnn._all_weights[0] is exp.rnn.parameters()[0]
     saved = run_of(exp).state.values.state_dict()
     assert "hidden" in saved
@@ -237,37 +234,27 @@ class Thawing(Tiny):
 
 
 def test_what_is_frozen_and_what_is_in_eval_mode_is_restored(tmp_path: Path) -> None:
-    trained(Thawing, tmp_path / "whole", max_iteration=9)
-    for end in (3, 5, 9):
+    trained(Thawing, tmp_path / "whole")
+    for end in (4, 6):  # at 4 each of them is the opposite of what setup makes
         exp: Any = trained(Thawing, tmp_path / "parts", max_iteration=end)
-    same_bits(*(tmp_path / f / "checkpoints/step-00000009" for f in ("whole", "parts")))
+    same_bits(*(tmp_path / f / "checkpoints/step-00000006" for f in ("whole", "parts")))
     assert [p.stop_gradient for p in exp.model[0].parameters()] == [False, True]
     assert exp.model.noise.training
 
 
-class Shadowed(Tiny):
-    """Whose layer averages its weights in a list that paddle does not look into."""
+def test_a_copied_parameter_in_a_list_of_a_layer_is_state() -> None:
+    """As of one that averages its weights in a list that paddle does not look into."""
 
-    def setup_model(self) -> None:
-        super().setup_model()
-        model: Any = self.model
-        model.shadow = {"of": [copy.deepcopy(model[0].weight)]}
-        self.watched = list(model.parameters())
+    def made() -> dict[str, Any]:
+        model: Any = paddle.nn.Linear(2, 2)
+        model.shadow = {"of": [copy.deepcopy(model.weight)]}
+        return {"model": model, "watched": list(model.parameters())}
 
-    def on_train_batch_end(self) -> None:
-        model: Any = self.model
-        (shadow,) = model.shadow["of"]
-        shadow.set_value(0.5 * shadow + 0.5 * model[0].weight)
-
-
-def test_a_copied_parameter_in_a_list_of_a_layer_is_state(tmp_path: Path) -> None:
-    whole: Any = trained(Shadowed, tmp_path / "whole", max_iteration=8)
-    for end in (4, 8):
-        exp: Any = trained(Shadowed, tmp_path / "parts", max_iteration=end)
-    shadows = [e.model.shadow["of"][0].numpy().tobytes() for e in (whole, exp)]
-    assert shadows[0] == shadows[1]
-    saved = run_of(exp).state.saved().parameters  # and nothing of self.watched
-    assert list(saved) == ["model.shadow.of.0"]
+    one = Start(made())
+    one.own.model.shadow["of"][0].set_value(paddle.full([2, 2], 3.0))
+    saved = one.saved()
+    assert Start(made(), saved).own.model.shadow["of"][0].tolist() == [[3.0, 3.0], [3.0, 3.0]]
+    assert [*one.state.saved().parameters] == ["model.shadow.of.0"]  # and nothing of `watched`
 
 
 class Memory:
@@ -278,89 +265,53 @@ class Memory:
         self.capacity = 9
 
 
-class Replaying(Tiny):
-    """Fills a buffer in an object, and registers what a test says."""
-
-    names: tuple[str, ...] = ()
-
-    def setup_model(self) -> None:
-        super().setup_model()
-        self.big = Memory()
-        self.register_stateful(*self.names)
-
-    def train_batch(self) -> None:
-        super().train_batch()
-        self.big.items.append((np.full(3, self.iteration), self.iteration))
+def test_an_object_is_registered_with_all_that_it_has_and_without_an_alarm() -> None:
+    names: tuple[str, ...]
+    for names in ((), ("big",), ("big.items",), ("big", "big.capacity")):
+        one = Start({"big": Memory()}, register=names)
+        one.own.big.items.append((np.full(3, 1.0), 1))
+        saved = one.saved()
+        other = Start({"big": Memory()}, saved, register=names)
+        assert [number for _, number in other.own.big.items] == [1], names
+        assert one.warned == other.lost == [], names
+        assert ("big.capacity" in one.paths()) == ("big" in names), names
 
 
-@pytest.mark.parametrize("names", [(), ("big",), ("big.items",), ("big", "big.capacity")])
-def test_an_object_is_registered_with_all_that_it_has_and_without_an_alarm(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    names: tuple[str, ...],
-) -> None:
-    monkeypatch.setattr(Replaying, "names", names)
-    trained(Replaying, tmp_path, max_iteration=4)
-    exp: Any = trained(Replaying, tmp_path, max_iteration=6)
-    assert [number for _, number in exp.big.items] == [1, 2, 3, 4, 5, 6]
-    assert "WARNING" not in capsys.readouterr().err
-    saved = run_of(exp).state.values.state_dict()
-    assert ("big.capacity" in saved) == ("big" in names)
-
-
-def test_what_is_large_is_saved_and_its_size_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_large_is_saved_and_its_size_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("expbase.state.values._LARGE_BYTES", 100)
-    trained(Replaying, tmp_path / "one", max_iteration=2)
-    told = [line for line in capsys.readouterr().err.splitlines() if "WARNING" in line]
-    assert len(told) == 1
-    assert "self.big.items: 0 MB in each checkpoint" in told[0]
-    assert "exclude_from_state('big.items')" in told[0]
-    exp: Any = trained(Replaying, tmp_path / "one", max_iteration=4)
-    assert len(exp.big.items) == 4
-    capsys.readouterr()
-    monkeypatch.setattr(Replaying, "names", ("big.items",))
-    trained(Replaying, tmp_path / "two", max_iteration=2)
-    assert "WARNING" not in capsys.readouterr().err
+    for names, lines in (((), 1), (("big.items",), 0)):
+        one = Start({"big": Memory()}, register=names)
+        one.own.big.items += [np.zeros(20), np.ones(20)]
+        one.saved()
+        assert len(Start({"big": Memory()}, one.saved(), register=names).own.big.items) == 2
+        assert len(one.warned) == lines
+        for line in one.warned:
+            assert "self.big.items: 0 MB in each checkpoint" in line
+            assert "exclude_from_state('big.items')" in line
 
 
-class Deep:
-    """An object with a state that leaves something out."""
+def test_what_the_walk_does_not_reach_can_be_registered() -> None:
+    class Sampler(paddle.io.BatchSampler):
+        """An object with a state that leaves something out."""
 
-    def __init__(self) -> None:
-        self.inner = Memory()
-
-    def state_dict(self) -> dict[str, int]:
-        return {}
-
-    def set_state_dict(self, state: dict[str, int]) -> None:
-        pass
-
-
-def test_what_the_walk_does_not_reach_can_be_registered(tmp_path: Path) -> None:
-    class Sampler(paddle.io.BatchSampler, Deep):
         def __init__(self) -> None:
-            paddle.io.BatchSampler.__init__(self, Points(8), batch_size=4)
-            Deep.__init__(self)
+            super().__init__(Points(8), batch_size=4)
+            self.inner = Memory()
 
-    class Reaching(Tiny):
-        def setup_dataloader(self) -> None:
-            self.train_loader = DataLoader(Points(8), batch_sampler=Sampler())
+        def state_dict(self) -> dict[str, int]:
+            return {}
 
-        def setup_model(self) -> None:
-            super().setup_model()
-            self.register_stateful("train_loader.batch_sampler.inner.capacity")
+        def set_state_dict(self, state: dict[str, int]) -> None:
+            pass
 
-        def train_batch(self) -> None:
-            super().train_batch()
-            self.train_loader.batch_sampler.inner.capacity += 1
+    def made() -> dict[str, Any]:
+        return {"train_loader": DataLoader(Points(8), batch_sampler=Sampler())}
 
-    options = {"valid_interval": 0}
-    trained(Reaching, tmp_path, max_iteration=2, **options)
-    exp: Any = trained(Reaching, tmp_path, max_iteration=4, **options)
-    assert exp.train_loader.batch_sampler.inner.capacity == 13
+    name = "train_loader.batch_sampler.inner.capacity"
+    one = Start(made(), register=[name])
+    one.own.train_loader.batch_sampler.inner.capacity += 4
+    other = Start(made(), one.saved(), register=[name])
+    assert other.own.train_loader.batch_sampler.inner.capacity == 13
 
 
 def test_a_registered_iterator_is_an_error_that_names_it(tmp_path: Path) -> None:
@@ -381,47 +332,36 @@ class Holder:
         self.position = 0
 
 
-def test_dotted_names_are_registered_of_layers_objects_and_places_in_lists(tmp_path: Path) -> None:
-    class Named(Tiny):
-        def setup_model(self) -> None:
-            super().setup_model()
-            self.holder, self.holders = Holder(), [Holder()]
-            self.model.fixed = 0
-            self.register_stateful("holder.position", "holders.0.position", "model.fixed")
-            with pytest.raises(AttributeError, match=r"self\.holder\.place does not exist"):
-                self.register_stateful("holder.place")
-
-        def train_batch(self) -> None:
-            super().train_batch()
-            self.holder.position += 1
-            self.holders[0].position += 2
-
-    trained(Named, tmp_path, max_iteration=4)
-    exp: Any = trained(Named, tmp_path, max_iteration=6)
-    assert (exp.holder.position, exp.holders[0].position, exp.model.fixed) == (6, 12, 0)
-
-
-@pytest.mark.parametrize("names", ["exclude_from_state", "register_stateful"])
-def test_an_item_of_a_dict_is_named_as_it_is_told(tmp_path: Path, names: str) -> None:
+def test_places_in_layers_objects_lists_and_dicts_are_registered_and_excluded(
+    tmp_path: Path,
+) -> None:
     class Naming(Tiny):
         def setup_model(self) -> None:
             super().setup_model()
-            self.table, self.holders, self.numbers = {"seen": 0, 3: 0}, [Holder()], [0]
-            getattr(self, names)("table.seen", "table.3", "holders.0")
-            for name in ("table.lost", "holders.1", "numbers.0"):  # numbers are put back as a whole
-                with pytest.raises(AttributeError, match=f"{name} does not exist"):
-                    getattr(self, names)(name)
+            self.model.fixed, self.numbers = 0, [0]
+            self.holder, self.holders = Holder(), [Holder(), Holder()]
+            self.table, self.rest = {"seen": 0, 3: 0}, {"seen": 0, 3: 0}
+            self.register_stateful("holder.position", "holders.0.position", "model.fixed")
+            self.register_stateful("table.seen", "table.3")
+            self.exclude_from_state("rest.seen", "rest.3", "holders.1")
+            for name_it in (self.register_stateful, self.exclude_from_state):
+                # Numbers of a list are put back as a whole.
+                for name in ("holder.place", "table.lost", "holders.2", "numbers.0"):
+                    with pytest.raises(AttributeError, match=rf"self\.{name} does not exist"):
+                        name_it(name)
 
         def train_batch(self) -> None:
             super().train_batch()
-            self.table["seen"] += 1
-            self.table[3] += 1
-            self.holders[0].position += 1
+            for holder in (self.holder, *self.holders):
+                holder.position += 1
+            for table in (self.table, self.rest):
+                table.update({key: value + 1 for key, value in table.items()})
 
-    trained(Naming, tmp_path, max_iteration=4)
-    exp: Any = trained(Naming, tmp_path, max_iteration=6)
-    expected = 2 if names == "exclude_from_state" else 6
-    assert [*exp.table.values(), exp.holders[0].position] == [expected] * 3
+    for end in (2, 3):
+        exp: Any = trained(Naming, tmp_path, max_iteration=end)
+    assert [h.position for h in (exp.holder, *exp.holders)] == [3, 3, 1]
+    assert [*exp.table.values(), *exp.rest.values()] == [3, 3, 1, 1]
+    assert "model.fixed" in run_of(exp).state.values.state_dict()
 
 
 class Counting(paddle.nn.Layer):
@@ -430,25 +370,17 @@ class Counting(paddle.nn.Layer):
     calls = 0
 
 
-def test_a_layer_that_is_gone_and_had_changed_values_is_an_error(tmp_path: Path) -> None:
-    class With(Tiny):
-        def setup_model(self) -> None:
-            super().setup_model()
-            self.counting = Counting()
-
-        def train_batch(self) -> None:
-            super().train_batch()
-            self.counting.calls += 1
-
-    trained(With, tmp_path, max_iteration=2)
-    with pytest.raises(CheckpointError, match=r"counting\.calls: in the checkpoint, and not here"):
-        trained(Tiny, tmp_path, max_iteration=4)
+def test_a_layer_that_is_gone_and_had_changed_values_is_a_problem() -> None:
+    one = Start({"counting": Counting()})
+    one.own.counting.calls += 1
+    problems = Start({}).problems(one.saved())
+    assert problems == ["counting.calls: in the checkpoint, and not here."]
 
 
 def test_a_value_in_the_place_of_a_method_a_property_or_a_layer_is_a_problem(
     tmp_path: Path,
 ) -> None:
-    exp: Any = trained(Tiny, tmp_path)
+    exp: Any = trained(Tiny, tmp_path, max_iteration=1)
     exp.epsilon = 0.1
     held = {"log": 1, "iteration": 2, "rank": 3, "optimizer": 1.5, "epsilon": 0.2, "new": [4]}
     saved = {path: Encoded(["", [path], value], {}) for path, value in held.items()}
@@ -467,23 +399,13 @@ class Levelled(Points):
     level = 0.0
 
 
-@pytest.mark.parametrize("excluded", [False, True])
-def test_what_is_excluded_is_excluded_by_all_of_its_names(tmp_path: Path, excluded: bool) -> None:
-    class Excluding(Tiny):
-        def setup_dataloader(self) -> None:
-            super().setup_dataloader()
-            self.train_loader = DataLoader(Levelled(), batch_size=4, shuffle=True)
-            self.exclude_from_state(*["train_loader.dataset"] * excluded)
-
-        def train_batch(self) -> None:
-            super().train_batch()
-            self.train_loader.dataset.level += 1
-
-    exp: Any = trained(Excluding, tmp_path)
-    saved = run_of(exp).state.values.state_dict()
-    assert [path for path in saved if "level" in path] == ["train_loader.dataset.level"] * (
-        not excluded
-    )
+def test_what_is_excluded_is_excluded_by_all_of_its_names() -> None:
+    level = "train_loader.dataset.level"
+    for excluded, expected in (([], [level]), (["train_loader.dataset"], [])):
+        loader = DataLoader(Levelled(), batch_size=4, shuffle=True)
+        one = Start({"train_loader": loader}, exclude=excluded)
+        one.own.train_loader.dataset.level += 1
+        assert one.paths() == expected
 
 
 # --- in place ----------------------------------------------------------------------------------
@@ -615,11 +537,11 @@ def test_keys_of_any_kind_are_found_again() -> None:
         assert [*table][5] is other.boxes[1]
 
 
-@pytest.mark.parametrize("key", [1, None])
-def test_keys_that_are_written_alike_are_places_of_their_own(key: Any) -> None:
-    one = Start({"table": {key: 0, str(key): 0}})
-    one.own.table.update({key: 1, str(key): 2})
-    assert Start({"table": {key: 0, str(key): 0}}, one.saved()).own.table == one.own.table
+def test_keys_that_are_written_alike_are_places_of_their_own() -> None:
+    made = {1: 0, "1": 0, None: 0, "None": 0}
+    one = Start({"table": {**made}})
+    one.own.table.update({1: 1, "1": 2, None: 3, "None": 4})
+    assert Start({"table": made}, one.saved()).own.table == one.own.table
 
 
 def test_what_is_excluded_later_may_stand_in_other_values() -> None:
@@ -637,7 +559,11 @@ def test_a_dict_in_another_order_may_grow_long() -> None:
     assert [*other.items()] == [*one.own.table.items()]
 
 
-@pytest.mark.parametrize("item", [lambda: {"loss": 0}, lambda: np.zeros(1), lambda: [0]])
+@pytest.mark.parametrize(
+    "item",
+    [lambda: {"loss": 0}, pytest.param(lambda: np.zeros(1), marks=pytest.mark.long)],
+    ids=["dict", "array"],
+)
 def test_an_item_that_is_replaced_in_a_very_long_list_is_seen(item: Any) -> None:
     one = Start({"memory": [item() for _ in range(20_000)]})
     one.own.memory[7] = 5
@@ -727,19 +653,18 @@ class Deleting:
         Deleting.deleted += 1
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["subprocess.Popen", "threading.Thread", "no.Such", f"{Deleting.__module__}.Deleting",
-     "paddle.nn.Linear", "paddle.nn.layer.common.Linear", "numpy.ndarray"],
-)  # fmt: skip
-def test_a_file_makes_no_object_of_a_class_that_runs_something(name: str) -> None:
+def test_a_file_makes_no_object_of_a_class_that_runs_something() -> None:
     one = Start({"late": None})
     one.own.late = Meter()
     saved = one.saved()
-    saved["values"]["late"] = Encoded(["", ["late"], {"$object": [name, {"a": 1}, None]}], {})
-    (problem,) = Start({"late": None}).problems(saved)
-    assert problem.startswith("late: ")
-    assert name in problem
+    for name in (
+        "subprocess.Popen", "threading.Thread", "no.Such", f"{Deleting.__module__}.Deleting",
+        "paddle.nn.Linear", "paddle.nn.layer.common.Linear", "numpy.ndarray",
+    ):  # fmt: skip
+        saved["values"]["late"] = Encoded(["", ["late"], {"$object": [name, {"a": 1}, None]}], {})
+        (problem,) = Start({"late": None}).problems(saved)
+        assert problem.startswith("late: ")
+        assert name in problem
     assert Deleting.deleted == 0
 
 
@@ -790,8 +715,6 @@ def decaying(factor: float) -> Any:
 
 LONGER: dict[str, tuple[Callable[[int], Any], str]] = {
     "cosine": (lambda n: lr.CosineAnnealingDecay(0.1, T_max=n), "T_max: 80 by the code, 40"),
-    "polynomial": (lambda n: lr.PolynomialDecay(0.1, n), "decay_steps: 80 by the code, 40"),
-    "step": (lambda n: lr.StepDecay(0.1, n // 20), "step_size: 4 by the code, 2"),
     "warm": (lambda n: warm(lr.PolynomialDecay(0.1, n)),
              "learning_rate.decay_steps: 80 by the code, 40"),
     "warmer": (lambda n: warm(lr.StepDecay(0.1, 2), n // 8),
@@ -803,10 +726,7 @@ LONGER: dict[str, tuple[Callable[[int], Any], str]] = {
     "rate": (lambda n: lr.ExponentialDecay(n / 100, 0.9), "base_lr: 0.8 by the code, 0.4"),
     "boundaries": (lambda n: lr.PiecewiseDecay([2, n // 10], [0.3, 0.2, 0.1]),
                    "boundaries: [2, 8] by the code, [2, 4]"),
-    "milestones": (lambda n: lr.MultiStepDecay(0.1, [2, n // 10]),
-                   "milestones: [2, 8] by the code, [2, 4]"),
     "cyclic": (lambda n: lr.CyclicLR(0.01, 0.1, n // 10), "cycle_size: 16.0 by the code, 8.0"),
-    "linear": (lambda n: lr.LinearLR(0.1, n), "total_steps: 80 by the code, 40"),
     "warm twice": (lambda n: warm(warm(lr.CosineAnnealingDecay(0.1, n), 2)),
                    "learning_rate.learning_rate.T_max: 80 by the code, 40"),
     "once": (lambda n: lr.OneCycleLR(0.1, n), "total_steps: 80 by the code, 40"),
@@ -1034,22 +954,28 @@ def test_a_rollback_puts_back_in_place_what_has_changed() -> None:
     assert holder.random.random() == drawn
 
 
-def test_a_weight_that_each_forward_derives_is_in_no_checkpoint(tmp_path: Path) -> None:
-    class Normalized(Tiny):
-        def setup_model(self) -> None:
-            super().setup_model()
-            paddle.nn.utils.weight_norm(self.model[0])
-            paddle.nn.utils.spectral_norm(self.model[3])
-            self.optimizer = paddle.optimizer.Adam(
-                self.optimizer._learning_rate, parameters=self.model.parameters()
-            )
+def test_a_weight_that_each_forward_derives_is_in_no_checkpoint() -> None:
+    def made() -> dict[str, Any]:
+        model = paddle.nn.Sequential(paddle.nn.Linear(3, 3), paddle.nn.Linear(3, 2))
+        paddle.nn.utils.weight_norm(model[0])
+        paddle.nn.utils.spectral_norm(model[1])
+        return {"model": model, "optimizer": adam(model)}
 
-    trained(Normalized, tmp_path / "a")
-    held = run_of(trained(Normalized, tmp_path / "b", max_iteration=4)).state.values.state_dict()
-    assert [path for path in held if path.endswith("weight")] == []
-    trained(Normalized, tmp_path / "b")
-    name = "checkpoints/step-00000006"
-    same_bits(tmp_path / "a" / name, tmp_path / "b" / name)
+    def adam(model: Any) -> Any:
+        return paddle.optimizer.Adam(0.1, parameters=model.parameters())
+
+    def train(own: Any) -> list[Any]:
+        for _ in range(2):
+            own.model(paddle.ones([2, 3])).square().sum().backward()
+            own.optimizer.step()
+            own.optimizer.clear_grad()
+        return own.model(paddle.ones([2, 3])).tolist()
+
+    one = Start(made())
+    train(one.own)
+    saved = one.saved()
+    assert [path for path in one.paths() if path.endswith("weight")] == []
+    assert train(Start(made(), saved).own) == train(one.own)
 
 
 @pytest.mark.device

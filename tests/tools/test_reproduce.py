@@ -21,7 +21,6 @@ from tiny import PYTHONPATH, ledger
 
 from expbase.__main__ import main
 from expbase.checkpoint import layout
-from expbase.tools.parts import Part
 
 SCRIPT = """
 import nets  # beside it
@@ -161,8 +160,9 @@ def test_a_run_whose_checkout_was_dirty_and_has_changed_since_is_reproduced_besi
     monkeypatch.chdir(top)
     before = tree(top)
     words = ["--record", str(tmp_path / "receipt.json"), "--jobs", "2"]
-    said = reproduced(capfd, str(moved), *words, code=0).splitlines()
-    assert said[-1] == WHOLE
+    said = reproduced(capfd, str(moved), *words, code=0)
+    assert said.splitlines()[-1] == WHOLE
+    assert shape(said) == YES
     (folder / "data/ended.txt").write_text("x")  # which is linked, and its last part has ended
     assert {*tree(top)} == {*before}
     assert all(tree(top)[path][0] == before[path][0] for path in before)
@@ -182,6 +182,8 @@ def test_a_run_whose_checkout_was_dirty_and_has_changed_since_is_reproduced_besi
         "self.valid_loader": "10 samples",
     }
     assert len(part["now"]["facts"]["first_batch"]) == 8
+    said = reproduced(capfd, str(moved), "--receipts", words[1], code=0)
+    assert said.strip() == WHOLE.replace(" in 3 parts", ", by the receipts of 3 parts")
     (folder / "nets.py").write_text("SCALE = 5\n")
     said = reproduced(capfd, str(moved), *TO_THE_END, code=1)
     assert said.startswith(f"{OTHER_CODE}. Not as it was: sources")
@@ -203,9 +205,13 @@ def test_a_run_of_another_commit_needs_a_repository_that_has_it(
 
 
 def test_without_git_the_files_of_now_must_be_the_run_s(copied: Path, capfd: Capture) -> None:
-    assert reproduced(capfd, "runs/a", "--to", "6", code=0).startswith(
-        ONE.replace("7 of", "6 of")[:32]
-    )
+    change(copied / "runs/a", "start", lambda one: one["packages"].update(numpy="0.1"))
+    words = ["--to", "6", "--", "training.hang_seconds=900"]  # the last one is for the script
+    said = reproduced(capfd, "runs/a", *words, code=0)
+    assert said.startswith("reproduced: iterations 1 to 6 of 7, the same bits (")
+    # Told though the bits are the same.
+    assert "). Not as it was: config.training.hang_seconds: " in said
+    assert " → 900, packages.numpy: 0.1 → " in said
     assert (copied / "data/ended.txt").read_text() == "x"  # of the run: nothing had ended here
     (copied / "nets.py").write_text("SCALE = 2\n")
     said = reproduced(capfd, "runs/a", *TO_THE_END, "--record", "receipt.json", code=1)
@@ -214,7 +220,7 @@ def test_without_git_the_files_of_now_must_be_the_run_s(copied: Path, capfd: Cap
     receipt = json.loads((copied / "receipt.json").read_text())
     assert receipt["reproduced"] is False
     (part,) = receipt["parts"]
-    assert [*part["not as it was"]] == ["sources.nets.py"]
+    assert {*part["not as it was"]} == {"sources.nets.py", "packages.numpy"}
     assert part["now"]["numbers"] == {}  # nothing was trained
 
 
@@ -223,7 +229,10 @@ def test_its_pages_show_what_it_says(page: Path) -> None:
     assert [*map(shape, code_of(page.read_text(), "text"))] == [YES, NO]
 
 
-@pytest.mark.parametrize("words", [[], ["--restarts", "1"]], ids=["here", "in a rank"])
+IN_A_RANK = pytest.param(["--restarts", "1"], marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize("words", [[], IN_A_RANK], ids=["here", "in a rank"])
 def test_a_run_of_a_module_is_reproduced_as_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture, words: list[str]
 ) -> None:
@@ -237,13 +246,6 @@ def test_a_run_of_a_module_is_reproduced_as_one(
     assert ledger(run)[0]["command"][:2] == ["-m", "package.train"]
     monkeypatch.chdir(folder)
     assert reproduced(capfd, "runs/a", *TO_THE_END, code=0).strip() == ONE
-
-
-def test_all_that_was_logged_and_saved_is_compared_in_parts(copied: Path, capfd: Capture) -> None:
-    said = reproduced(capfd, "runs/a", code=0)
-    assert said.splitlines()[-1] == WHOLE
-    assert shape(said) == YES
-    assert (copied / "data/ended.txt").read_text() == "xx"  # by the last part
 
 
 def test_a_part_ends_at_any_iteration_and_begins_at_a_checkpoint(
@@ -263,29 +265,16 @@ def test_a_part_ends_at_any_iteration_and_begins_at_a_checkpoint(
     assert "without --parts" in reproduced(capfd, "runs/a", "--seed", "2", code=78)
 
 
-def test_some_parts_are_taken_at_random_and_receipts_of_all_show_the_whole(
+def test_some_parts_are_taken_at_random_and_their_receipts_tell_what_is_missing(
     copied: Path, capfd: Capture
 ) -> None:
-    words = ["--parts", "2", "--seed", "3", "--record", "two.json"]
+    words = ["--parts", "1", "--seed", "3", "--record", "one.json"]
     said = reproduced(capfd, "runs/a", *words, code=0)
-    assert said.endswith(" --parts 2 --seed 3 takes these\n")
-    parts = [
-        Part(one["first"], one["last"]) for one in json.loads(Path("two.json").read_text())["parts"]
-    ]
-    (missing,) = {Part(0, 4), Part(4, 6), Part(6, 7)} - {*parts}
-    said = reproduced(capfd, "runs/a", "--receipts", "two.json", code=1)
-    assert said.startswith(
-        f"NOT REPRODUCED: no receipt of the iterations from {missing.first + 1} on"
-    )
-    words = ["--from", str(missing.first), "--to", str(missing.last), "--record", "one.json"]
-    reproduced(capfd, "runs/a", *words, code=0)
-    said = reproduced(capfd, "runs/a", "--receipts", "two.json", "one.json", code=0)
-    assert said.strip() == WHOLE.replace(" in 3 parts", ", by the receipts of 3 parts")
-    shutil.copytree(
-        "runs/a/checkpoints/step-00000004", "runs/a/checkpoints/step-00000006", dirs_exist_ok=True
-    )
-    said = reproduced(capfd, "runs/a", "--receipts", "two.json", "one.json", code=1)
-    assert "the run has another step-00000006 than the one that was compared" in said
+    assert said.endswith(" --parts 1 --seed 3 takes these\n")
+    (part,) = json.loads(Path("one.json").read_text())["parts"]
+    missing = part["last"] + 1 if part["first"] == 0 else 1
+    said = reproduced(capfd, "runs/a", "--receipts", "one.json", code=1)
+    assert said.startswith(f"NOT REPRODUCED: no receipt of the iterations from {missing} on")
     assert "is no receipt" in reproduced(capfd, "runs/a", "--receipts", "train.py", code=78)
 
 
@@ -312,6 +301,7 @@ def test_the_code_of_now_is_the_same_if_it_computes_the_same_and_may_log_more(
     assert said.splitlines()[-1].startswith(no)
 
 
+@pytest.mark.long
 def test_a_run_of_two_processes_is_reproduced_and_with_shares_on_one(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
 ) -> None:
@@ -328,6 +318,7 @@ def test_a_run_of_two_processes_is_reproduced_and_with_shares_on_one(
 # --- a run of several starts -----------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_run_that_was_killed_and_continued_otherwise_is_reproduced_start_by_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
 ) -> None:
@@ -351,6 +342,7 @@ def test_a_run_that_was_killed_and_continued_otherwise_is_reproduced_start_by_st
     assert said.splitlines()[-1] == f"reproduced: iterations 1 to 9 in 2 parts, {numbers}"
 
 
+@pytest.mark.long
 def test_a_loop_and_a_save_of_one_s_own_are_called_as_in_the_run(
     copied: Path, capfd: Capture
 ) -> None:
@@ -374,6 +366,7 @@ def test_a_loop_and_a_save_of_one_s_own_are_called_as_in_the_run(
     assert said[-1] == ONE
 
 
+@pytest.mark.long
 def test_where_other_code_goes_on_what_was_logged_before_it_is_compared(
     copied: Path, capfd: Capture
 ) -> None:
@@ -390,6 +383,7 @@ def test_where_other_code_goes_on_what_was_logged_before_it_is_compared(
         path.write_text(text)
 
 
+@pytest.mark.long
 def test_a_checkpoint_from_after_its_validation_begins_a_part_too(
     copied: Path, capfd: Capture
 ) -> None:
@@ -417,28 +411,27 @@ def test_the_first_difference_is_told_with_its_iteration(copied: Path, capfd: Ca
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     lines[1]["train/loss"] += 0.25
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    path = copied / "runs/a/validations.jsonl"
+    path.write_text(re.sub(r'(\n{"iteration": 7, .*accuracy": )', r"\g<1>9", path.read_text()))
     said = reproduced(capfd, "runs/a", code=1).splitlines()
-    assert said[0].startswith(
-        f"{PART.replace(' 0 ', ' 1 ').replace('0:', '4:')}train/loss at iteration 2 "
-    )
+    assert said[0].startswith("iterations 1 to 4: train/loss at iteration 2 differs: ")
     assert said[1].startswith("iterations 5 to 6: the same bits (step-00000006, ")
-    assert said[-1].startswith(
-        "NOT REPRODUCED: iterations 1 to 4: train/loss at iteration 2 differs: "
-    )
-    assert said[-1].endswith(" now (1 of 3 parts are not the same)")
+    text = "iterations 7 to 7: valid/accuracy at iteration 7 of validations.jsonl differs: 9"
+    assert said[2].startswith(text)
+    text = "NOT REPRODUCED: iterations 1 to 4: train/loss at iteration 2 differs: "
+    assert said[-1].startswith(text)
+    assert said[-1].endswith(" now (2 of 3 parts are not the same)")
 
 
 def test_each_checkpoint_that_is_kept_is_compared(copied: Path, capfd: Capture) -> None:
     train(copied, "--output=runs/b", "training.seed=1")
-    for name in ("step-00000006", "step-00000007"):
-        kept = copied / "runs/a/checkpoints" / name
-        aside = kept.rename(copied / name)
-        shutil.copytree(copied / "runs/b/checkpoints" / name, kept)
-        said = reproduced(capfd, "runs/a", code=1).splitlines()
-        assert said[-1].startswith(f"NOT REPRODUCED: iterations {5 if '6' in name else 7} to ")
-        shutil.rmtree(kept)
-        aside.rename(kept)
-    with open(copied / "runs/a/checkpoints/step-00000006/model.safetensors", "r+b") as file:
+    kept = copied / "runs/a/checkpoints/step-00000006"
+    shutil.rmtree(kept)
+    shutil.copytree(copied / "runs/b/checkpoints/step-00000006", kept)
+    said = reproduced(capfd, "runs/a", "--from", "4", "--to", "7", code=1)
+    assert said.startswith("NOT REPRODUCED: iterations 5 to 7: ")
+    assert " of step-00000006 differs: " in said
+    with (kept / "model.safetensors").open("r+b") as file:
         file.seek(-1, 2)
         file.write(b"?")
     said = reproduced(capfd, "runs/a", *TO_THE_END, code=1)
@@ -453,7 +446,7 @@ def test_other_data_are_told_beside_the_difference(copied: Path, capfd: Capture)
     assert ". Not as it was: first_batch: 00000000 → " in said
 
 
-def test_other_first_weights_and_another_file_of_an_option_are_told(
+def test_other_first_weights_and_another_file_of_an_option_or_of_the_config_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
 ) -> None:
     folder = new_project(tmp_path / "project")
@@ -462,28 +455,19 @@ def test_other_first_weights_and_another_file_of_an_option_are_told(
     text = SCRIPT.replace("super().setup_model()", f"super().setup_model(); {fill}")
     (folder / "train.py").write_text(text)
     (folder / "data/bias.txt").write_text("0.5")
-    train(folder, "--data=data/bias.txt")
+    (folder / "config.yaml").write_text("training: {seed: 1}\n")
+    train(folder, "--data=data/bias.txt", "--config=config.yaml")
     (folder / "data/bias.txt").write_text("0.25")
     said = reproduced(capfd, "runs/a", *TO_THE_END, code=1)
     assert ". Not as it was: began_from.--data: sha256 " in said
     assert ", model: sha256 " in said
-
-
-def test_another_version_is_told_though_the_bits_are_the_same(copied: Path, capfd: Capture) -> None:
-    change(copied / "runs/a", "start", lambda one: one["packages"].update(numpy="0.1"))
-    said = reproduced(capfd, "runs/a", *TO_THE_END, code=0)
-    assert said.startswith(f"{ONE}. Not as it was: packages.numpy: 0.1 → ")
-
-
-def test_a_config_file_that_has_changed_is_told_by_its_key(copied: Path, capfd: Capture) -> None:
-    (copied / "config.yaml").write_text("training: {seed: 1}\n")
-    train(copied, "--config=config.yaml", "--output=runs/b")
-    (copied / "config.yaml").write_text("training: {seed: 2}\n")
-    said = reproduced(capfd, "runs/b", "--from", "4", code=1)  # it goes on, under another config
+    (folder / "config.yaml").write_text("training: {seed: 2}\n")
+    said = reproduced(capfd, "runs/a", "--from", "4", code=1)  # it goes on, under another config
     assert said.startswith("NOT REPRODUCED: iterations 5 to 7: train/")
     assert ". Not as it was: config.training.seed: 1 → 2" in said
 
 
+@pytest.mark.long
 def test_of_a_script_of_several_experiments_the_run_s_own_is_made_again(
     copied: Path, capfd: Capture
 ) -> None:
@@ -508,25 +492,28 @@ def test_a_command_that_fails_is_told_with_its_code(copied: Path, capfd: Capture
     assert said.startswith(f"{NO_MORE}the command ended with code 1")
 
 
-@pytest.mark.parametrize(
-    ("edit", "words", "expected"),
-    [
-        (lambda run: shutil.rmtree(run), [], "holds no run of a script"),
-        (lambda run: shutil.rmtree(run / "checkpoints"), [], "expected --to N"),
-        (lambda run: change(run, "start", lambda one: one.update(command=None)), [],
-         "holds no run of a script, made by this version of expbase."),
-        (lambda run: (shutil.rmtree(run / "checkpoints"), (run / "metrics.jsonl").unlink(),
-                      (run / "validations.jsonl").unlink()), ["--to", "2"],
-         "has no line and no checkpoint of an iteration."),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_made_again_is_a_mistake(
-    copied: Path, capfd: Capture, edit: Callable[[Path], object], words: list[str], expected: str
-) -> None:
-    edit(copied / "runs/a")
-    said = reproduced(capfd, "runs/a", *words, code=78)
-    assert said.startswith("python -m expbase reproduce: error: runs/a: ")
-    assert expected in said
+def test_what_cannot_be_made_again_is_a_mistake(copied: Path, capfd: Capture) -> None:
+    run = copied / "runs/a"
+
+    def by_nobody(start: dict[str, Any]) -> None:
+        start["command"] = None
+
+    def nothing_is_said(*words: str) -> str:
+        said = reproduced(capfd, "runs/a", *words, code=78)
+        assert said.startswith("python -m expbase reproduce: error: runs/a: ")
+        return said
+
+    shutil.rmtree(run / "checkpoints")
+    assert "expected --to N" in nothing_is_said()
+    for file in ("metrics.jsonl", "validations.jsonl"):
+        (run / file).unlink()
+    text = "has no line and no checkpoint of an iteration."
+    assert text in nothing_is_said("--to", "2")
+    change(run, "start", by_nobody)
+    text = "holds no run of a script, made by this version of expbase."
+    assert text in nothing_is_said()
+    shutil.rmtree(run)
+    assert "holds no run of a script" in nothing_is_said()
 
 
 def test_ctrl_c_leaves_no_work_tree(

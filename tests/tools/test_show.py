@@ -132,42 +132,42 @@ def test_a_run_and_what_changed_between_its_sessions_is_shown(run: Path, capsys:
 # --- a checkpoint ------------------------------------------------------------------------------
 
 
-def copied(folder: Path) -> Path:
-    """A checkpoint far from its run."""
-    trained(Tiny, folder / "run", max_iteration=2, seed=7)
-    return Path(shutil.copytree(folder / "run/checkpoints/step-00000002", folder / "elsewhere"))
+@pytest.fixture(scope="module")
+def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    return trained(Tiny, folder / "run", max_iteration=2, seed=7).output_dir
 
 
-def test_a_copied_checkpoint_has_its_config_and_versions(tmp_path: Path, capsys: Capture) -> None:
-    path = copied(tmp_path)
-    shutil.rmtree(tmp_path / "run")
+@pytest.fixture
+def small(trained_run: Path, tmp_path: Path) -> Path:
+    """A run of two updates, to change."""
+    return Path(shutil.copytree(trained_run, tmp_path / "run", symlinks=True))
+
+
+def test_a_copied_checkpoint_has_its_config_and_versions(small: Path, capsys: Capture) -> None:
+    checkpoint = small / "checkpoints/step-00000002"
+    assert shown(small / "last", capsys) == shown(checkpoint, capsys)  # by its name
+    path = checkpoint.rename(small.parent / "elsewhere")
+    shutil.rmtree(small)
     lines = shown(path, capsys).splitlines()
     assert lines[:3] == [str(path), "iteration: 2", f"versions: {provenance.versions()}"]
-    expected = flat(make(Tiny, tmp_path / "run", max_iteration=2, seed=7).config)
+    expected = flat(make(Tiny, small, max_iteration=2, seed=7).config)
     assert lines[3:] == [f"config.{key}: {expected[key]}" for key in sorted(expected)]
     assert "config.training.seed: 7" in lines
-    assert str(tmp_path) not in (path / "manifest.json").read_text()
+    assert str(small.parent) not in (path / "manifest.json").read_text()
 
 
-def test_a_checkpoint_is_shown_by_its_name_in_the_run(tmp_path: Path, capsys: Capture) -> None:
-    trained(Tiny, tmp_path / "run", max_iteration=2)
-    path = tmp_path / "run/checkpoints/step-00000002"
-    assert shown(tmp_path / "run/last", capsys) == shown(path, capsys)
-
-
-@pytest.mark.parametrize("config", [None, 3, "x", [1], [["a", 1]]])
 def test_a_checkpoint_with_another_kind_of_config_is_damaged_and_resumed(
-    tmp_path: Path, capsys: Capture, config: Any
+    small: Path, capsys: Capture
 ) -> None:
-    path = copied(tmp_path)
-    saved = tmp_path / "run/checkpoints/step-00000002"
+    path = small / "checkpoints/step-00000002"
     manifest = storage.read_manifest(path)
-    manifest["info"]["config"] = config
-    parts = [manifest[part] for part in ("iteration", "files", "info")]
-    for folder in (path, saved):
-        (folder / "manifest.json").write_bytes(storage._manifest_bytes(*parts))
-    assert "manifest.json: damaged, or not of expbase" in refused(path, capsys)
-    assert trained(Tiny, tmp_path / "run", max_iteration=3, seed=7).iteration == 3
+    for config in (None, 3, "x", [1], [["a", 1]]):
+        manifest["info"]["config"] = config
+        parts = [manifest[part] for part in ("iteration", "files", "info")]
+        (path / "manifest.json").write_bytes(storage._manifest_bytes(*parts))
+        assert "manifest.json: damaged, or not of expbase" in refused(path, capsys), config
+    assert trained(Tiny, small, max_iteration=3, seed=7).iteration == 3
 
 
 def test_a_checkpoint_without_a_config_and_a_damaged_one_are_shown(
@@ -250,29 +250,26 @@ def test_damaged_lines_are_left_out_and_the_rest_is_shown(tmp_path: Path, capsys
     assert "session 1 of 1: " in text
 
 
-def test_looking_changes_nothing(tmp_path: Path, capsys: Capture) -> None:
-    trained(Tiny, tmp_path / "run")
-    files = {p: (p.stat().st_mtime_ns, p.stat().st_size) for p in tmp_path.rglob("*")}
-    os.chmod(tmp_path / "run", 0o555)
+def test_looking_changes_nothing(small: Path, capsys: Capture) -> None:
+    files = {p: (p.stat().st_mtime_ns, p.stat().st_size) for p in small.rglob("*")}
+    small.chmod(0o555)
     try:
-        shown(tmp_path / "run", capsys)
+        shown(small, capsys)
     finally:
-        os.chmod(tmp_path / "run", 0o755)
-    assert files == {p: (p.stat().st_mtime_ns, p.stat().st_size) for p in tmp_path.rglob("*")}
+        small.chmod(0o755)
+    assert files == {p: (p.stat().st_mtime_ns, p.stat().st_size) for p in small.rglob("*")}
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [{"time": None}, {"time": 1e300}, {"command": [3]}, {"packages": []}],
-    ids=str,
-)
 def test_a_record_with_something_else_in_it_is_a_line_and_the_rest_is_shown(
-    tmp_path: Path, capsys: Capture, damage: dict[str, Any]
+    tmp_path: Path, capsys: Capture
 ) -> None:
-    damaged = {name: value for name, value in {**START, **damage}.items() if value is not None}
-    run = run_with(tmp_path / "run", damaged, END, START, END)
-    text = shown(run, capsys)
-    assert "session 2 of 2: 2023" in text
-    assert text.count("its record in ledger.jsonl is damaged: ") == ("packages" not in damage)
-    assert main(["ls", str(tmp_path)]) == 0
-    assert main(["ls", "--json", str(tmp_path)]) == 0
+    for damage in ({"time": None}, {"time": 1e300}, {"command": [3]}, {"packages": []}):
+        damaged = {name: value for name, value in {**START, **damage}.items() if value is not None}
+        folder = tmp_path / f"{damage}"
+        run = run_with(folder / "run", damaged, END, START, END)
+        text = shown(run, capsys)
+        assert "session 2 of 2: 2023" in text, damage
+        told = text.count("its record in ledger.jsonl is damaged: ")
+        assert told == ("packages" not in damage), damage
+        assert main(["ls", str(folder)]) == 0, damage
+        assert main(["ls", "--json", str(folder)]) == 0, damage
