@@ -11,7 +11,8 @@ again in two starts, of which the first is killed in iteration 6, after the chec
     alarm     the same bits, and a warning all the same
     silent    other bits without a word
     stuck     the straight run ended well, and its checkpoint cannot be continued
-    broken    a start ended otherwise: a traceback that is no message of expbase, or a signal
+    broken    a start ended otherwise: a traceback that is no message of expbase, or a signal; or
+              the second one did not go on from the checkpoint, but began anew
 
 Silent, stuck and broken are failures, and so is any other outcome than the kind expects.
 A new kind:
@@ -20,10 +21,11 @@ A new kind:
         def make(self): self.count = 0
         def use(self): self.count += 1; return self.count
 
-    python tests/proofs/kinds.py [--only REGEX] [--show] [--effects] [--list]
+    python tests/proofs/kinds.py [--only REGEX] [--show] [--effects] [--list] [--large]
 
 With --effects each kind is made anew in iteration 5 of a straight run instead, and not changed at a
 set moment: one that ends with the same bits has no effect, and would prove nothing.
+With --large there are also those whose runs write hundreds of MB (`is_large`).
 """
 
 from __future__ import annotations
@@ -71,6 +73,7 @@ TELLING = re.compile(r"not exact|WARNING|nobody can look into|in another order")
 _NAMING = re.compile(r"self\.|values\.|setup_|train_|training\.|step-\d|\bsave")
 FILES = ("values", "arrays", "names", "objects", "code", "opaque", "layers", "copies")
 FILES += ("optimizers", "data", "orders", "shares", "ordinary", "own_optimizers", "turns")
+FILES += ("references", "beginnings", "parameter_attributes", "contents", "installed")
 
 
 def is_killed() -> bool:
@@ -99,7 +102,9 @@ class Kind(ExperimentBase):
 
     expected = EXACT  # several words: any of them
     has_effect = True  # whether the bits depend on it
+    is_large = False  # runs only with --large
     processes = 1
+    processes_then = 0  # of the start that continues, if they are not as many
     training: dict[str, Any] = {}  # noqa: RUF012
 
     def make(self) -> None:
@@ -108,6 +113,9 @@ class Kind(ExperimentBase):
     def use(self) -> Any:
         """Changes it, and returns a number that depends on it."""
         return 0.0
+
+    def script(self) -> None:
+        """What the script does between setup() and run(); on one process."""
 
     def now(self, iteration: int) -> bool:
         """Whether something is to be changed in this iteration."""
@@ -193,6 +201,7 @@ class Start:
     error: str = ""
     is_message: bool = False  # raised by expbase, and by nothing that it called
     lines: Sequence[str] = ()  # of its log that tell of a loss
+    has_resumed: bool = False
 
     def result(self) -> Any:
         return (self.output / "weights").read_text(), logged(self.output)
@@ -231,12 +240,14 @@ def judge(name: str, kind: type[Kind], folder: Path) -> Verdict:
         is_refused = _is_same(straight, killed, processes)
         is_refused |= processes > 1 and not straight.status and killed.is_message
         return verdict(REFUSED if is_refused else BROKEN, straight.error, killed.error)
-    second = start(kind, folder / "run", processes)
+    second = start(kind, folder / "run", kind.processes_then or processes)
     if second.status:
         is_same = _is_same(straight, second, processes)
         return verdict(REFUSED if is_same else STUCK, straight.error, second.error)
     if straight.status:
         return verdict(BROKEN, straight.error, "and the killed run came to its end")
+    if not second.has_resumed:
+        return verdict(BROKEN, "the second start began anew")
     is_same = second.result() == straight.result()
     if second.lines and (not is_same or TOLD in kind.expected):
         return verdict(TOLD, *second.lines)
@@ -274,7 +285,7 @@ def start(kind: type[Kind], output: Path, processes: int, **how: bool) -> Start:
     said = log.read_bytes()[before:].decode() if log.exists() else ""
     said = said.replace(kind.__name__, "")  # in which such words may be
     lines = [line for line in said.splitlines() if TELLING.search(line)]
-    return Start(output, status, text, is_message, lines)
+    return Start(output, status, text, is_message, lines, "CONTINUING the run" in said)
 
 
 def fork(function: Callable[[], object]) -> int:
@@ -314,6 +325,7 @@ def _train(kind: type[Kind], output: Path, processes: int, how: dict[str, bool])
             return
         exp = make(kind, output, **training)
         exp.setup()
+        exp.script()
         exp.run()
     except SystemExit as end:
         os._exit(end.code if isinstance(end.code, int) else 1)
@@ -371,10 +383,13 @@ def main() -> int:
     parser.add_argument("--show", action="store_true", help="the lines and errors of each")
     parser.add_argument("--effects", action="store_true", help="whether each would be noticed")
     parser.add_argument("--list", action="store_true", help="their names and what is expected")
+    parser.add_argument("--large", action="store_true", help="those of hundreds of MB, too")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="at a time")
     args = parser.parse_args()
     all_kinds = kinds()
     names = [name for name in all_kinds if re.search(args.only, name)]
+    if not args.large:
+        names = [name for name in names if not all_kinds[name].is_large]
     if args.effects:
         names = [name for name in names if all_kinds[name].has_effect]
     if args.list:

@@ -218,7 +218,7 @@ class LayerWithoutStateAdded(LayerAdded):
 
 
 class LayerRemoved(_OfNet):
-    expected = REFUSED
+    """Its tensors are the optimizer's still."""
 
     def net(self) -> Any:
         return nn.Sequential(("first", nn.Linear(3, 1)), ("norm", nn.BatchNorm1D(1)))

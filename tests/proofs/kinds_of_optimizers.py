@@ -202,7 +202,6 @@ class OptimizerOfAnotherClassLate(_OfOptimizer):
 
 
 class OptimizerOverFewerParameters(_OfOptimizer):
-    expected = REFUSED
     has_effect = True
 
     def use(self) -> float:

@@ -147,7 +147,7 @@ def kill(folder: Path, kills: int, seed: int) -> Counter[str]:
 def sums_of(path: Path) -> dict[str, int]:
     """The checksums of the trained tensors and the accumulators of a checkpoint."""
     found: dict[str, int] = {}
-    for name, data in storage.read(path).items():
+    for name, data in storage.opened(path).files.items():
         if not name.endswith(".safetensors") or name.startswith(("@local_", "@values")):
             continue
         file = name.removesuffix(".safetensors")
