@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from expbase.base.objects import definer
+from expbase.base.any_object import definer, module_of
 from expbase.config import did_you_mean, nearest
 from expbase.front import is_trial
 
@@ -196,7 +196,7 @@ def events_of(cls: type) -> dict[str, Any]:
     """
     declared: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
-        if base.__module__.startswith("expbase."):
+        if module_of(base).startswith("expbase."):
             for name, value in vars(base).items():
                 if name.startswith("on_"):
                     declared.setdefault(name, value)
@@ -337,7 +337,7 @@ def acts_at(cls: type) -> Iterator[str]:
 
 def own_classes(cls: type) -> list[type]:
     """Returns a class and its base classes, but for those of expbase."""
-    return [base for base in cls.__mro__ if not base.__module__.startswith("expbase.")]
+    return [base for base in cls.__mro__ if not module_of(base).startswith("expbase.")]
 
 
 def own_methods(cls: type) -> dict[str, Any]:
@@ -420,7 +420,7 @@ def _check_siblings(cls: type, names: Iterable[str]) -> None:
                 continue
             if name in called:  # by the names of the bases
                 break
-            after = [other for other in owners[number + 1 :] if other.__module__ not in _OURS]
+            after = [other for other in owners[number + 1 :] if module_of(other) not in _OURS]
             after = [other for other in after if vars(other)[name] is not declared.get(name)]
             lost = [other for other in after if not issubclass(owner, other)]
             if lost:

@@ -411,7 +411,7 @@ class ExperimentBase(Events):
             AttributeError: Nothing of that name exists yet.
             RuntimeError: Called after setup.
         """
-        self.__run.state.register(names, apart=by_share and self.__run.update.ranks_repeat)
+        self.__run.state.reach.register(names, apart=by_share and self.__run.update.ranks_repeat)
 
     def exclude_from_state(self, *names: str) -> None:
         """Leaves attributes out of the checkpoints: a resumed run has them as setup makes them.
@@ -425,7 +425,7 @@ class ExperimentBase(Events):
             AttributeError: Nothing of that name exists yet.
             RuntimeError: Called after setup.
         """
-        self.__run.state.exclude(names)
+        self.__run.state.reach.exclude(names)
 
     # --- the loop, and an update ---------------------------------------------------------
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from expbase.base import encoding
+from expbase.base import json_values
 from expbase.base.arrays import Array, parse, serialize
 from expbase.state.attributes import UserState
 
@@ -36,15 +36,15 @@ class Start:
         self.warned: list[str] = []
         self.said: list[str] = []
         self.state = UserState(self.own, self.warned.append, self.said.append)
-        self.state.exclude(tuple(exclude))
-        self.state.register(tuple(register))
+        self.state.reach.exclude(tuple(exclude))
+        self.state.reach.register(tuple(register))
         self.state.note_setup()
         if saved:
             found, values = self.state.saved(), self.state.values
             assert self.problems(saved) == []
             assert found.load_state_dict((_tensors(saved), saved["parts"])) == []
             assert values.load_state_dict(saved["values"]) == []
-            self.state.audit.expect(saved["inventory"])
+            self.state.audit.expect(saved["inventory"], saved["code"])
         during(self.own)
         self.lost, self.lines = self.state.begin()
 
@@ -57,7 +57,8 @@ class Start:
         """What a checkpoint would hold, taken through JSON and files of tensors."""
         tensors, of_parts = self.state.saved().state_dict()
         values = self.state.values.state_dict()
-        held = {"parts": of_parts, "values": values, "inventory": self.state.inventory()}
+        told = {"inventory": self.state.audit.inventory(), "code": self.state.code()}
+        held = {"parts": of_parts, "values": values, **told}
         return through_json(held) | {
             "files": {n: to_bytes(by_key) for n, by_key in tensors.items()}
         }
@@ -79,5 +80,5 @@ def to_bytes(arrays: dict[str, Array]) -> bytes:
 def through_json(value: Any) -> Any:
     """A value that was written and read."""
     arrays: dict[str, Array] = {}
-    text = json.dumps(encoding.encode(value, "part", arrays))
-    return encoding.decode(json.loads(text), "part", parse(to_bytes(arrays)))
+    text = json.dumps(json_values.encode(value, "part", arrays))
+    return json_values.decode(json.loads(text), "part", parse(to_bytes(arrays)))

@@ -99,7 +99,7 @@ def listed(name: str, capsys: Capture) -> dict[str, Any]:
 
 
 def test_each_version_from_1_0_on_has_its_runs() -> None:
-    released = re.findall(r"^## (\d+\.\d+)", CHANGELOG, re.MULTILINE)
+    released = re.findall(r"^## (\d+\.\d+)\.\d+ \(\d", CHANGELOG, re.MULTILINE)
     assert {one for one in released if int(one.partition(".")[0])} <= {v for v, _ in EXPECTED}
     assert {name for version, name in OPEN if version == "1.0"} == {*WRITE.KINDS}
     assert REFUSED

@@ -1,6 +1,6 @@
 """From the contents of a checkpoint to files and back, over all ranks.
 
-What a checkpoint holds is the one mapping that `contents` returns, of which each Entry is asked for
+What a checkpoint holds is the one mapping that `contents` returns, of which each Part is asked for
 its `problems` before any is restored: nothing is changed by a checkpoint that does not fit.
 
     checkpointer = Checkpointer(directory, config.training, logger, contents=…, …)
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import logging
 import platform
 import threading
@@ -25,21 +24,21 @@ from typing import Any, NamedTuple
 
 from expbase.base.arrays import Array
 from expbase.base.background import Background, SnapshotBuffer
-from expbase.base.encoding import Decoder, Encoder
+from expbase.base.json_values import Decoder, Encoder
+from expbase.base.part import Part
 from expbase.checkpoint import best, layout, rank_state, storage
-from expbase.checkpoint.contents import LOOP, OBJECTS, USERS, VALUES, Entry
+from expbase.checkpoint.contents import LOOP, OBJECTS, USERS, VALUES
 from expbase.checkpoint.layout import (
     ARRAYS,
     STATE_FILE,
     CheckpointError,
     NonFiniteError,
-    check_format,
 )
 from expbase.checkpoint.named import find_in_run
 from expbase.checkpoint.rank_state import GatheredState
 from expbase.ranks import collectives
 from expbase.record.sources import Code
-from expbase.state.parts import ParameterKeys, StatefulObjects, Tensors
+from expbase.state.parts import UPDATED, ParameterKeys, StatefulObjects, Tensors
 
 VALIDATIONS_BYTES = "validations_bytes"  # a fact in the manifest
 _INVENTORY = "inventory"  # another one: what is no state, of rank 0
@@ -78,7 +77,8 @@ class Checkpointer:
     Args:
         directory: Where they are.
         training: That section of the config.
-        contents: Returns the entries of a checkpoint, in the order of restoring.
+        contents: Returns the entries of a checkpoint, in the order of restoring; with
+            `saving=True` it asks on_save_checkpoint first.
         inventory: Returns the changes that are in no checkpoint, on rank 0, at the last capture.
         on_written: Called on rank 0 for each one that is on the disk.
         code: The experiment's class and files.
@@ -92,7 +92,7 @@ class Checkpointer:
         training: Any,
         logger: logging.Logger,
         *,
-        contents: Callable[[], dict[str, Entry]],
+        contents: Callable[..., dict[str, Part]],
         inventory: Callable[[], Mapping[str, Any]],
         on_written: Callable[[Path], object],
         code: Code,
@@ -200,7 +200,7 @@ class Checkpointer:
                 f"iteration {iteration} it would spoil the run."
             )
         self.let_go()
-        contents = self._contents()
+        contents = self._contents(saving=True)
         found = _objects(contents)
         self.refuse_changes(found)
         tensors, values = _capture(contents)
@@ -313,7 +313,7 @@ class Checkpointer:
         for name in sorted(before.keys() | now.keys()):
             old = before.get(name)
             new = now.get(name)
-            if old == new:
+            if old == new or (old == UPDATED and new is None):  # a list of parameters may be cut
                 continue
             how = f"is {new}, and was {old} after setup; a resumed run has what setup makes"
             if old is None:
@@ -413,27 +413,17 @@ class Checkpointer:
         position = fitting.states[LOOP]
         return position["iteration"], position["epoch"]
 
-    def _read_fitting(self, path: Path, contents: Mapping[str, Entry]) -> _Fitting:
+    def _read_fitting(self, path: Path, contents: Mapping[str, Part]) -> _Fitting:
         """Reads a checkpoint, of which what is in `contents` fits; sets `sizes` and `inventory`."""
         opened = rank_state.open_checkpoint(path)
         with storage.reading(path / layout.MANIFEST):
-            info = dict(opened.manifest["info"])
-        with storage.reading(path / STATE_FILE):
-            saved = json.loads(opened.state)
-            # First: in another format all else may be another thing, and no damage.
-            check_format(path, saved["format"], info)
-        with storage.reading(path / layout.MANIFEST):
-            changed_code = self.code.changes_since(info)
-            self.inventory = dict(info.get(_INVENTORY, {}))
-            sizes = {name: size for name, size in info.items() if name.endswith("_bytes")}
+            changed_code = self.code.changes_since(opened.info)
+            self.inventory = dict(opened.info.get(_INVENTORY, {}))
+            sizes = {name: n for name, n in opened.info.items() if name.endswith("_bytes")}
             self.sizes = {name: len(range(size)) for name, size in sizes.items()}
         with storage.reading(path / STATE_FILE):
-            values = saved["values"]
-            of_ranks = saved["local"]
-            if len(of_ranks) == collectives.world_size():
-                for name, entry in of_ranks[self._rank].items():
-                    values[name] |= entry
-        tensors, problems = rank_state.take(opened, _objects(contents), len(of_ranks))
+            values, num_ranks = opened.of_this_rank()
+        tensors, problems = rank_state.take(opened, _objects(contents), num_ranks)
         with storage.reading(path / STATE_FILE):
             expected = (LOOP, *contents)
             problems += [f"{n}: missing in the checkpoint." for n in expected if n not in values]
@@ -442,7 +432,7 @@ class Checkpointer:
             for name in contents if states else ():
                 problems += contents[name].problems(states[name])
         self._raise_together(path, problems)
-        return _Fitting(states, len(of_ranks), changed_code)
+        return _Fitting(states, num_ranks, changed_code)
 
     def _raise_together(self, path: Path, problems: list[str]) -> None:
         for rank, of_rank in enumerate(collectives.all_gather_object(problems)):
@@ -457,13 +447,13 @@ class Checkpointer:
                 )
 
 
-def _objects(contents: Mapping[str, Entry]) -> StatefulObjects:
+def _objects(contents: Mapping[str, Part]) -> StatefulObjects:
     found = contents[OBJECTS]
     assert isinstance(found, StatefulObjects)
     return found
 
 
-def _load(path: Path, contents: Mapping[str, Entry], states: Mapping[str, Any]) -> list[str]:
+def _load(path: Path, contents: Mapping[str, Part], states: Mapping[str, Any]) -> list[str]:
     """Restores entries from states that fit; returns reasons why continuing is not exact."""
     notes: list[str] = []
     for name, entry in contents.items():
@@ -473,7 +463,7 @@ def _load(path: Path, contents: Mapping[str, Entry], states: Mapping[str, Any]) 
     return notes
 
 
-def _capture(contents: Mapping[str, Entry]) -> tuple[Tensors, dict[str, Any]]:
+def _capture(contents: Mapping[str, Part]) -> tuple[Tensors, dict[str, Any]]:
     """Returns the tensors by file and key, live views, and JSON values by entry."""
     arrays: dict[str, Array] = {}
     encoder = Encoder(arrays, ParameterKeys(_objects(contents)))

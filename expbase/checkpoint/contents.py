@@ -1,7 +1,7 @@
 """What a checkpoint holds: its entries, in the order of restoring, and the smaller ones of them.
 
-Entries are captured in the reverse order, so that the last one, the user's own, acts before
-anything is captured and after everything is restored.
+Entries are captured in the reverse order. What on_save_checkpoint returns is asked for before
+anything is looked at, and comes back to on_load_checkpoint after everything is restored.
 
     entries = in_order(objects=found, loop=loop, data=data, …)
 """
@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import paddle
 
 from expbase.base.device import kind_of
 from expbase.base.gradients import are_set, dense_gradient, set_gradient, set_zero_gradient
+from expbase.base.part import Part
 from expbase.state.parts import StatefulObjects, named_parameters
 
 OBJECTS = "objects"  # the attributes with state: their tensors are files of their own
@@ -25,38 +26,28 @@ LOOP = "loop"
 USERS = "own"  # what on_save_checkpoint returns
 
 
-class Entry(Protocol):
-    """A part of a checkpoint."""
-
-    def state_dict(self) -> Any:
-        """Returns its state for a checkpoint; tensors may be live views."""
-
-    def problems(self, state: Any) -> list[str]:
-        """Returns the reasons why a state cannot be restored; changes nothing."""
-
-    def load_state_dict(self, state: Any) -> list[str]:
-        """Restores a state; returns reasons why continuing is not exact."""
-
-
 def in_order(
     *,
     objects: StatefulObjects,
-    divided: Entry,
-    loop: Entry,
-    values: Entry,
-    data: Entry,
+    divided: Part,
+    loop: Part,
+    values: Part,
+    data: Part,
     is_stream: bool,
-    log: Entry,
-    listeners: Entry,
+    log: Part,
+    listeners: Part,
+    own: Mapping[str, Any],
     fire: Callable[..., Any],
-) -> dict[str, Entry]:
-    """Returns the entries of a checkpoint, in the order of restoring; `fire` calls an event.
+) -> dict[str, Part]:
+    """Returns the entries of a checkpoint, in the order of restoring.
+
+    `own` is what on_save_checkpoint has returned, and `fire` calls an event.
 
     Objects come first, since values may stand in them. A sampler must be what it was before the
     data ask it; a stream is replayed by the data, which changes values, so these come after. What
     the user restores comes last, and may override everything.
     """
-    position: dict[str, Entry] = {VALUES: values, "data": data}
+    position: dict[str, Part] = {VALUES: values, "data": data}
     return {
         OBJECTS: objects,
         DIVIDED: divided,
@@ -66,11 +57,11 @@ def in_order(
         "log": log,
         "listeners": listeners,
         "environment": Environment(),
-        USERS: UserStates(fire),
+        USERS: UserStates(own, fire),
     }
 
 
-class Gradients:
+class Gradients(Part):
     """The gradients of `named_parameters`: a user may add them up over several iterations."""
 
     def __init__(self, parameters: Iterable[tuple[str, Any]]) -> None:
@@ -92,10 +83,6 @@ class Gradients:
             gradients[name] = grad if is_set else None
         return gradients
 
-    def problems(self, state: Mapping[str, Any]) -> list[str]:
-        """Returns none."""
-        return []
-
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Sets the gradients from tensors; always exact."""
         for name, parameter in self._parameters:
@@ -111,7 +98,7 @@ class Gradients:
         return []
 
 
-class Environment:
+class Environment(Part):
     """What the bits of a run depend on beside its state; compared, not restored."""
 
     def state_dict(self) -> dict[str, str]:
@@ -121,10 +108,6 @@ class Environment:
             "device": kind_of(paddle.device.get_device()),
             "threads": os.environ.get("OMP_NUM_THREADS", "unset"),
         }
-
-    def problems(self, state: Mapping[str, Any]) -> list[str]:
-        """Returns none: what differs is a reason why continuing is not exact."""
-        return []
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Compares; returns reasons why continuing is not exact."""
@@ -137,19 +120,16 @@ class Environment:
         ]
 
 
-class UserStates:
+class UserStates(Part):
     """What on_save_checkpoint returns and on_load_checkpoint takes; `fire` calls an event."""
 
-    def __init__(self, fire: Callable[..., Any]) -> None:
+    def __init__(self, own: Mapping[str, Any], fire: Callable[..., Any]) -> None:
+        self._own = own
         self._fire = fire
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the values of on_save_checkpoint."""
-        return dict(self._fire("on_save_checkpoint") or {})
-
-    def problems(self, state: Mapping[str, Any]) -> list[str]:
-        """Returns none."""
-        return []
+        return {**self._own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Hands it to on_load_checkpoint; always exact, as far as we know."""

@@ -84,9 +84,7 @@ def read_weights(path: Path) -> dict[str, Weights]:
     """
     try:
         if path.is_dir():
-            files = storage.read(path).items()
-            found = {n.removesuffix(SUFFIX): parse(d) for n, d in files if n.endswith(SUFFIX)}
-            return _without_rank_state(found)
+            return _without_rank_state(storage.opened(path).arrays)
         if path.name.endswith(_INDEX):
             return {"": _in_parts(path)}
         if path.suffix == SUFFIX:

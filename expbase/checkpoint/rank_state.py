@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from expbase.base.arrays import Array, fetch, parse, serialize
+from expbase.base.arrays import Array, fetch, serialize
 from expbase.base.background import SnapshotBuffer
 from expbase.base.files import checksum_of
 from expbase.checkpoint import storage
@@ -203,11 +203,21 @@ def trained_names(names: Iterable[Name], found: StatefulObjects) -> set[Name]:
 class Opened:
     """A checkpoint that verifies, on every rank."""
 
-    manifest: dict[str, Any]
-    state: bytes  # of state.json
+    info: dict[str, Any]  # of the manifest
+    state: dict[str, Any]
     outline: Outline
     arrays: Arrays  # views of the files
     is_seen: bool  # by all ranks; else rank 0 alone has the arrays
+
+    def of_this_rank(self) -> tuple[dict[str, Any], int]:
+        """Returns the values of each entry as this rank is to have them, and how many ranks there
+        were: what each had otherwise comes back if there are as many.
+        """
+        values, of_ranks = self.state["values"], self.state["local"]
+        if len(of_ranks) == collectives.world_size():
+            for name, entry in of_ranks[collectives.rank()].items():
+                values[name] |= entry
+        return values, len(of_ranks)
 
 
 def open_checkpoint(path: Path) -> Opened:
@@ -221,11 +231,10 @@ def open_checkpoint(path: Path) -> Opened:
     arrays: Arrays = {}
 
     def read() -> tuple[dict[str, Any], bytes, Outline]:
-        manifest = storage.read_manifest(path)  # who has found it here has verified it
-        files = storage.read(path, manifest)
-        arrays.update(_arrays_in(path, files))
-        state = files.get(STATE_FILE, np.empty(0, np.uint8))
-        return manifest, state.tobytes(), _outline(arrays)
+        there = storage.opened(path)
+        arrays.update(_flat(there.arrays))
+        state = there.files.get(STATE_FILE, np.empty(0, np.uint8))
+        return there.manifest, state.tobytes(), _outline(arrays)
 
     read_there = collectives.on_rank_zero(read, "reading the checkpoint")
     assert read_there is not None
@@ -233,10 +242,11 @@ def open_checkpoint(path: Path) -> Opened:
     if collectives.rank():
         with contextlib.suppress(CheckpointError):
             if storage.verify(path) == manifest:
-                arrays = _arrays_in(path, storage.read(path, manifest))
+                arrays = _flat(storage.opened(path).arrays)
     collectives.barrier("reading the checkpoint")
     is_seen = all(collectives.all_gather_object(bool(arrays)))
-    return Opened(manifest, state, outline, arrays, is_seen)
+    info: dict[str, Any] = manifest["info"]
+    return Opened(info, storage.state_in(path, state, info), outline, arrays, is_seen)
 
 
 def take(saved: Opened, found: StatefulObjects, num_ranks: int) -> tuple[Tensors, list[str]]:
@@ -329,15 +339,6 @@ def _origin(name: Name) -> Name:
     """Returns file and key under which a rank itself has it."""
     file, _, key = name[1].partition("/")
     return (file, key) if name[0].startswith(OF_RANK) else name
-
-
-def _arrays_in(path: Path, files: Mapping[str, Any]) -> Arrays:
-    tensors: Tensors = {}
-    for name, data in files.items():
-        if name.endswith(SUFFIX):
-            with storage.reading(path / name):
-                tensors[name.removesuffix(SUFFIX)] = parse(data)
-    return _flat(tensors)
 
 
 def _outline(arrays: Arrays) -> Outline:

@@ -6,7 +6,7 @@ directory is renamed. The newest whose manifest verifies is the one to continue 
 
     path = write(directory, 400, {"model.safetensors": buffers, "state.json": [text]})
     path = newest_intact(directory, print)
-    content = read(path)                      # {"state.json": array of bytes, ...}
+    there = opened(path)                      # there.manifest, there.state, there.arrays
     prune(directory, keep_last=3)
 """
 
@@ -18,6 +18,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from expbase.checkpoint.layout import (
     FORMAT,
     MANIFEST,
     STATE_FILE,
+    SUFFIX,
     CheckpointError,
     check_format,
     iteration_of,
@@ -135,15 +137,55 @@ def reading(file: Path) -> Iterator[None]:
         raise CheckpointError(f"{file}: damaged, or not of expbase: {error!r:.300}") from error
 
 
-def read(
-    path: Path, manifest: Mapping[str, Any] | None = None
-) -> dict[str, np.ndarray[Any, np.dtype[np.uint8]]]:
-    """Maps the bytes of each file but the manifest into memory; they are not verified.
+@dataclass
+class Opened:
+    """A checkpoint to read from: its files are mapped into memory."""
 
-    The `manifest` is read if it is not given; with many layers that takes longer than all else.
+    path: Path
+    manifest: dict[str, Any]
+    files: dict[str, np.ndarray[Any, np.dtype[np.uint8]]]  # but for the manifest
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What the manifest says beside its list of files."""
+        with reading(self.path / MANIFEST):
+            return dict(self.manifest["info"])
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What state.json has."""
+        return state_in(self.path, self.files[STATE_FILE].tobytes(), self.info)
+
+    @property
+    def arrays(self) -> dict[str, dict[str, Any]]:
+        """The tensors by file and key, as arrays.Array: views of the files."""
+        from expbase.base.arrays import parse  # here: a tool that only looks needs no paddle
+
+        found = {}
+        for name, data in self.files.items():
+            if name.endswith(SUFFIX):
+                with reading(self.path / name):
+                    found[name.removesuffix(SUFFIX)] = parse(data)
+        return found
+
+
+def opened(path: Path) -> Opened:
+    """Opens a checkpoint; who has found it has verified it.
+
+    Raises:
+        CheckpointError: Its manifest or a file is damaged.
     """
-    names = (manifest or read_manifest(path))["files"]
-    return {name: mapped(path / name) for name in names}
+    manifest = read_manifest(path)
+    return Opened(path, manifest, {name: mapped(path / name) for name in manifest["files"]})
+
+
+def state_in(path: Path, text: bytes, info: Mapping[str, Any]) -> dict[str, Any]:
+    """Parses the state of a checkpoint; a FormatError if another version of expbase wrote it."""
+    with reading(path / STATE_FILE):
+        state: dict[str, Any] = json.loads(text)
+        # First: in another format all else may be another thing, and no damage.
+        check_format(path, state["format"], info)
+        return state
 
 
 def check_format_at(path: Path) -> None:
@@ -168,8 +210,8 @@ def position_at(path: Path) -> tuple[Any, Any]:
     (None, None) if it has none: what is wrong with it is said when it is restored.
     """
     try:
+        values = opened(path).state["values"]
         with reading(path / STATE_FILE):
-            values = json.loads((path / STATE_FILE).read_bytes())["values"]
             position = {key: v for key, v in values["data"].items() if key != "loader"}
             return values["loop"]["iteration"], position
     except CheckpointError:

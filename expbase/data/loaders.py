@@ -24,8 +24,8 @@ from paddle.io import DataLoader, IterableDataset
 from paddle.io.dataloader.dataloader_iter import _DataLoaderIterBase
 
 from expbase.base import rng
-from expbase.base.encoding import checksum
-from expbase.base.objects import state_setter
+from expbase.base.any_object import module_of, state_setter
+from expbase.base.json_values import checksum
 from expbase.data.order import (
     BatchOrder,
     IndexBatch,
@@ -269,7 +269,7 @@ def check_begins_anew(loader: Any, name: str) -> None:
     Raises:
         TypeError: It is a generator, or an iterator of Python or paddle.
     """
-    module = type(loader).__module__.partition(".")[0]
+    module = module_of(type(loader)).partition(".")[0]
     if isinstance(loader, _DataLoaderIterBase):
         is_used_up = True
     else:

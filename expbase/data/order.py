@@ -26,10 +26,10 @@ from paddle.io import (
 )
 
 from expbase.base import rng
+from expbase.base.any_object import attributes_of, has_attributes, state_setter
 from expbase.base.generators import GENERATORS, generator_state, set_generator_state
-from expbase.base.objects import attributes_of, has_attributes, state_setter
 from expbase.base.processes import forking
-from expbase.state.nodes import Node, WholeNode
+from expbase.state.places import Node, WholeNode
 from expbase.state.rollback import Rollback
 
 _MOST_LISTED = 1 << 23  # the longest order that a checkpoint holds, in samples or batches

@@ -16,6 +16,7 @@ from fractions import Fraction
 from typing import Any
 
 from expbase.base.files import DAMAGES
+from expbase.base.part import Part
 from expbase.config import ConfigError
 from expbase.data.loaders import Batches, LoaderAdapter, Shard
 from expbase.data.skips import Skips
@@ -24,7 +25,7 @@ from expbase.data.workers import Items
 _UNKNOWN = "but which ones they were is unknown: some may come twice in it, others never"
 
 
-class DataPosition:
+class DataPosition(Part):
     """The training batches of one rank, epoch after epoch.
 
     Until `attach` is called there are no batches, and no epoch that could end.
@@ -245,7 +246,8 @@ class DataPosition:
             if is_another:
                 reasons.append(
                     f"{adapter.name}: its sampler gives another order of this epoch than before; "
-                    "expected one that draws from random, numpy or paddle"
+                    "expected a data set that has as many samples as when the epoch began, and a "
+                    "sampler that draws from random, numpy or paddle"
                 )
             if is_another or there[-1] or now[-1]:
                 how = f"the epoch goes on behind {state['position']} samples, {_UNKNOWN}"

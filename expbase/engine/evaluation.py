@@ -212,7 +212,7 @@ class Evaluation:
 
         A loop over self.valid_loader itself is right on one process, if its means are valid's own.
         """
-        is_own = self.evaluated_loader is self._state.spot("valid_loader").value
+        is_own = self.evaluated_loader is self._state.reach.spot("valid_loader").value
         if self.evaluated_loader is None or (
             is_own and not has_logged and not self._start.parallel
         ):
@@ -246,7 +246,7 @@ class Evaluation:
             for parameter, kept in gradients:  # those of a saliency map, say, would be added up
                 set_gradient(parameter, kept)
             before.restore()
-            self.let_go(kept=self._state.everything.values())
+            self.let_go(kept=self._state.reach.everything.values())
 
     def log(self, iteration: int, scalars: Mapping[str, Any]) -> None:
         """Notes numbers of this phase, each for the samples that it counts for."""
@@ -299,7 +299,7 @@ class Evaluation:
     @property
     def evaluated_loader(self) -> Any:
         """What valid_batches() reads by default."""
-        return self._state.spot("valid_loader").value if self.loader is None else self.loader
+        return self._state.reach.spot("valid_loader").value if self.loader is None else self.loader
 
     @property
     def indices(self) -> list[Any] | None:
@@ -318,7 +318,7 @@ class Evaluation:
 
     def _name_of(self, loader: Any) -> str:
         """Returns the name of a loader in a message: its attribute, or the method that got it."""
-        everything = self._state.everything
+        everything = self._state.reach.everything
         for name in (*LOADERS, *everything):
             if everything.get(name) is loader:
                 return f"self.{name}"

@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from expbase.base import rng
-from expbase.base.encoding import checksum
+from expbase.base.json_values import checksum
+from expbase.base.part import Part
 from expbase.checkpoint.checkpointer import Checkpointer
 from expbase.checkpoint.layout import NonFiniteError
 from expbase.data.position import DataPosition
@@ -49,6 +50,7 @@ from expbase.engine.subscribers import Subscribers
 from expbase.engine.update import Update
 from expbase.events import CALLED_BY
 from expbase.ranks import collectives
+from expbase.record import code_values
 from expbase.record.meter import means_over
 from expbase.record.speed import Stopwatch
 from expbase.state.attributes import UserState
@@ -58,7 +60,7 @@ _LOOP = "`while self.going_on(): self.train_batch(); self.end_iteration()`"
 _SAVED = ("iteration", "epoch", "epochs_before", "todo")
 
 
-class Loop:
+class Loop(Part):
     """The loop of one start.
 
     Args:
@@ -188,15 +190,16 @@ class Loop:
         """Returns the counters that a checkpoint holds; the others belong to one start."""
         return {name: getattr(self, name) for name in _SAVED}
 
-    def problems(self, state: Any) -> list[str]:
-        """Returns none."""
+    def problems(self, state: Mapping[str, Any]) -> list[str]:
+        """Returns none, but raises what a damaged file deserves, before anything is changed."""
+        for name in _SAVED:
+            if type(state[name]) is not type(getattr(self, name)):
+                raise TypeError(f"loop.{name}: {state[name]!r:.80}")
         return []
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Restores what `state_dict` returned; always exact."""
         for name in _SAVED:
-            if type(state[name]) is not type(getattr(self, name)):
-                raise TypeError(f"loop.{name}: {state[name]!r:.80}")
             setattr(self, name, state[name])
         return []
 
@@ -258,6 +261,8 @@ class Loop:
         """Prepares the first iteration of this start, and does what the one before has left."""
         self._ensure_restored()
         self._report.differences(*self._state.begin())
+        if self._start.writes and not self._start.rank:
+            code_values.write(self._start.output_dir, self._state.code())
         self._report.leave_log_to_zero()
         self._stop.start(self.iteration)
         self._stopwatch.start(self.iteration)
@@ -344,7 +349,8 @@ class Loop:
         if updates > LOOK_AFTER and not self._first_updates.schedules:
             return  # as in most of a run
         if updates == 1:
-            self._checkpointer.refuse_changes(self._state.saved(anew=True))
+            self._state.reach.walk()
+            self._checkpointer.refuse_changes(self._state.saved())
             self._update.check_first()
         is_whole_run = updates == self.iteration and self.is_last
         is_late = updates == LOOK_AFTER or (is_whole_run and updates < LOOK_AFTER)
@@ -386,7 +392,7 @@ class Loop:
 
     def _trained_by_nobody(self) -> Iterator[str]:
         """Yields, once, each layer that the loss has given gradients and no optimizer updates."""
-        if any(map(steps_by_itself, self._state.everything.values())):
+        if any(map(steps_by_itself, self._state.reach.everything.values())):
             return  # of which nobody knows what it updates
         for name in left_out(self._state.found()):
             if name not in self._left_out:

@@ -26,11 +26,12 @@ from typing import Any
 from expbase.base import rng
 from expbase.base.exit_codes import exit_code_of, refuse_early_success
 from expbase.base.json_lines import JsonLines
+from expbase.base.part import Part
 from expbase.base.processes import hears_signals
 from expbase.base.streams import lasting
 from expbase.checkpoint import layout
 from expbase.checkpoint.checkpointer import Checkpointer
-from expbase.checkpoint.contents import Entry, in_order
+from expbase.checkpoint.contents import in_order
 from expbase.config import flatten
 from expbase.data.loaders import (
     LoaderAdapter,
@@ -167,15 +168,17 @@ class Run:
             start.training,
             start.logger,
             contents=self._contents,
-            inventory=self.state.inventory,
+            inventory=self.state.audit.inventory,
             on_written=on_checkpoint_written,
             code=sources.Code.of(type(self.experiment)),
             facts=lambda: {"config": flat(start.config), "versions": provenance.versions()},
             refuse=refuse_different if self.division.ranks_repeat else None,
         )
 
-    def _contents(self) -> dict[str, Entry]:
+    def _contents(self, *, saving: bool = False) -> dict[str, Part]:
         """Returns the entries of a checkpoint, in the order of restoring."""
+        # Before anything is looked at: it may change what is to be saved.
+        own = self.events.fire("on_save_checkpoint") if saving else None
         return in_order(
             objects=self.state.saved(anew=True),
             divided=self.share_states,
@@ -185,6 +188,7 @@ class Run:
             is_stream=self.data.adapter.num_samples is None,
             log=self.report.metrics.meter,
             listeners=self.events,
+            own=own or {},
             fire=self.events.fire,
         )
 
@@ -229,7 +233,7 @@ class Run:
             experiment.startup()
             experiment.check_setup()
             need_super("check_setup", is_done=self.life is Life.READY)
-            self.state.is_named = True
+            self.state.reach.is_named = True
             self.state.note_setup()
             if start.writes:
                 self.facts["model"] = digests.or_reason(self._model)
@@ -419,7 +423,7 @@ class Run:
         check_visualizer(experiment.visualizer)
         self.data.check(experiment.train_loader, start.training)
         self._check_evaluated()
-        check_state(found, self.state.everything.values())
+        check_state(found, self.state.reach.everything.values())
         self.division.check(found)
         facts = {f"config.{key}": repr(value) for key, value in flatten(start.config).items()}
         facts["self.train_loader"] = f"{self.data.adapter.batches_per_epoch} batches"
@@ -497,6 +501,8 @@ class Run:
         self.life = Life.TRAINING
         self.loop.note_begin()
         rng.seed_for(self.start.training.seed, rng.SETUP, 1, self.update.seed_rank)
+        if self.loop.iteration and "on_train_begin" in self.events.subscribed:
+            self.state.note_tensors()
         self.events.fire("on_train_begin")
 
     def _end_training(self) -> None:

@@ -37,7 +37,7 @@ MAY_CHANGE = {f"training.{key}" for key in get_default_training_config().keys() 
 # What a run writes to beside its checkpoints.
 _FILES = (
     *(CONFIG, METRICS, "validations.jsonl", LEDGER, "vdlrecords.run.log"),
-    *("worker_*.log", "STOP", LOCK.format(rank="*")),
+    *("doctor.json", "worker_*.log", "STOP", LOCK.format(rank="*")),
 )
 
 # The locks of this process. The system's kind of lock admits the same process a second time, and it

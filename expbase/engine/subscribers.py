@@ -13,10 +13,11 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from expbase.base.part import Part
 from expbase.events import CALLED_BY, Events, Filter, acts_at, heard_by, listeners_of, own_classes
 
 
-class Subscribers:
+class Subscribers(Part):
     """The methods that are called at the events of one experiment."""
 
     def __init__(self, experiment: Events) -> None:
@@ -70,10 +71,6 @@ class Subscribers:
     def state_dict(self) -> dict[str, list[int]]:
         """Returns the counters of each filter: how often its event happened, how often it acted."""
         return {n: [f.num_called, f.num_executed] for n, f in self._counted.items()}
-
-    def problems(self, state: Any) -> list[str]:
-        """Returns none."""
-        return []
 
     def load_state_dict(self, state: Mapping[str, Sequence[int]]) -> list[str]:
         """Restores the counters; a listener that is new begins to count."""

@@ -183,7 +183,7 @@ class Update:
     @property
     def grad_scaler(self) -> Any:
         """The first GradScaler among the attributes; None if there is none."""
-        attributes = self._state.everything.values()
+        attributes = self._state.reach.everything.values()
         return next((a for a in attributes if isinstance(a, paddle.amp.AmpScaler)), None)
 
 

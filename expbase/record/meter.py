@@ -15,12 +15,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from expbase.base.part import Part
+
 _NAMED = 5  # how many numbers that are not finite are named, at most
 _UNITS = 1 << 1074  # 1, in units of the smallest float
 _UNREAD = 1000  # numbers of a name that are kept on the device, at most
 
 
-class Meter:
+class Meter(Part):
     """The scalars that were logged since the last line, and their means.
 
     A tensor is copied without its graph, so a later change in place is not seen. It is read when
@@ -107,10 +109,6 @@ class Meter:
     def state_dict(self) -> dict[str, list[Any]]:
         """Returns the sums since the last line, by name: count, sum, non-finite numbers."""
         return {name: [one.count, one.total, one.bad] for name, one in self._read().items()}
-
-    def problems(self, state: Any) -> list[str]:
-        """Returns no problems: every state fits."""
-        return []
 
     def load_state_dict(self, state: Mapping[str, list[Any]]) -> list[str]:
         """Restores the sums of `state_dict`; always exact."""

@@ -10,24 +10,18 @@ something out.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from paddle.nn import Layer
-
+from expbase.base.arrays import fetch
+from expbase.base.files import checksum_of
 from expbase.base.generators import GENERATORS
 from expbase.state import parts
-from expbase.state.audit import BEYOND, Audit
-from expbase.state.classes import CODE
-from expbase.state.nodes import Node
-from expbase.state.paths import Spot, spot_at
+from expbase.state.audit import Audit
+from expbase.state.places import Node
+from expbase.state.reach import GIVEN, Reach
 from expbase.state.values import Values
-from expbase.state.walk import LOADERS, Walk, nodes_in_layers, unwrap
-
-# The template's own.
-_GIVEN = ("config", "args")  # what a user is given, and may change in training
-_NO_VALUES = {"_ExperimentBase__run", "visualizer", "train_loader"}
+from expbase.state.walk import Walk, nodes_in_layers, unwrap
 
 
 class UserState:
@@ -42,68 +36,19 @@ class UserState:
     def __init__(
         self, owner: object, warn: Callable[[str], None], say: Callable[[str], object] = id
     ) -> None:
-        self.everything = vars(owner)  # the template's own, too
-        self.registered: list[str] = []  # names of values that are state in any case
-        self.excluded: list[str] = []  # names of what is left out
-        self.apart: list[str] = []  # names of values that another entry of a checkpoint has
-        self.is_named = False  # whether it is too late to name more
-        self.audit = Audit(self, warn, say)
-        self.values = Values(self, self.audit, warn)
-        self._owner = owner
+        self.reach = Reach(owner)
+        self.audit = Audit(self.reach, warn, say)
+        self.values = Values(self.reach, self.audit, warn)
         self._optimizers: dict[str, Any] = {}  # as they were found last
-        self._walk: Walk | None = None  # the last one, by which what has a form is found
-        self._names_then: list[str] = []  # of the attributes that were something at that walk
-
-    def register(self, names: tuple[str, ...], *, apart: bool = False) -> None:
-        """Notes paths whose values are always saved; see ExperimentBase.register_stateful.
-
-        Args:
-            names: The paths.
-            apart: Whether their values are saved in an entry of their own: one of each share.
-        """
-        self._name(self.apart if apart else self.registered, names)
-
-    def exclude(self, names: tuple[str, ...]) -> None:
-        """Notes paths that are never saved; see ExperimentBase.exclude_from_state."""
-        self._name(self.excluded, names)
-
-    def _name(self, noted: list[str], names: tuple[str, ...]) -> None:
-        """Adds paths to `registered` or `excluded`; an error after setup, or if one is missing."""
-        if self.is_named:
-            raise RuntimeError("state is named in setup_model; a resumed run must know it then.")
-        for name in names:
-            is_beyond = name.startswith(BEYOND) or self._is_code(name)
-            if not (is_beyond or self.spot(name).is_there):
-                raise AttributeError(f"self.{name} does not exist; set it before you name it.")
-            if name not in noted:
-                noted.append(name)
-        self._walk = None
-
-    def _is_code(self, path: str) -> bool:
-        """Returns whether a path goes on from a function, or to the hooks of a layer."""
-        above = self.spot(path).owner if "." in path else None
-        return isinstance(above, CODE) or (isinstance(above, Layer) and path.endswith(" hooks"))
-
-    def spot(self, path: str) -> Spot:
-        """Returns the place that a path names."""
-        return spot_at(self._owner, path)
-
-    def walk(self) -> Walk:
-        """Walks over everything that the experiment holds."""
-        own = self.everything.items()
-        attributes = {n: v for n, v in own if n not in _NO_VALUES or n in LOADERS}
-        kind = type(self._owner)
-        attributes |= {n: getattr(self._owner, n) for n in _GIVEN if hasattr(kind, n)}
-        excluded = {path: self.spot(path).value for path in (*self.excluded, *self.apart)}
-        self._names_then = self._names()
-        self._walk = Walk(self._owner, attributes, excluded)
-        return self._walk
+        self._names_then: list[str] = []  # of the attributes that were something then
+        self._noted: parts.Noted | None = None  # what setup has made
+        self._sums: dict[str, int] = {}  # of restored tensors, before on_train_begin
 
     def found(self) -> parts.StatefulObjects:
         """Returns all layers, optimizers and other objects with a state of their own, excluded ones
         included.
         """
-        return parts.found_in(self._walked(), with_excluded=True)
+        return parts.found_in(self._walked(), self._noted, with_excluded=True)
 
     def saved(self, *, anew: bool = False) -> parts.StatefulObjects:
         """Returns the layers, optimizers and other objects that a checkpoint holds.
@@ -111,34 +56,39 @@ class UserState:
         Args:
             anew: Whether to look also where there was none the last time.
         """
-        found = parts.found_in(self.walk() if anew else self._walked())
-        if self.is_named:
+        if anew:
+            self.reach.walk_for_all()
+            self._names_then = self._names()
+        found = parts.found_in(self._walked(), self._noted)
+        if self._noted is not None:
             # Copies of weights that training keeps are tensors like others.
-            new = [name for name in found.parameters if not self.values.has_setup_made(name)]
-            for name in new:
+            for name in found.parameters.keys() - self._noted.parameters.keys():
                 del found.parameters[name]
         return found
 
     def _walked(self) -> Walk:
         """Returns the last walk if every layer, optimizer and the like still is where it was."""
-        walk = self._walk
-        if walk is None or self._names_then != self._names():
-            return self.walk()
-        stand = (_stands(walk, path, node, key) for path, (node, key) in walk.found_at.items())
-        return walk if all(stand) else self.walk()
+        walk = self.reach.last_walk
+        if walk is not None and self._names_then == self._names():
+            stand = (_stands(walk, path, node, key) for path, (node, key) in walk.found_at.items())
+            if all(stand):
+                return walk
+        self._names_then = self._names()
+        return self.reach.walk()
 
     def _names(self) -> list[str]:
-        return [name for name, value in self.everything.items() if value is not None]
+        return [name for name, value in self.reach.everything.items() if value is not None]
 
     def moved_by_forwards(self, layers: Iterable[Any]) -> list[Node]:
         """Returns the nodes that a forward may change: on layers, and generators."""
-        found = [node for node in self.walk().nodes.values() if isinstance(node.value, GENERATORS)]
+        nodes = self.reach.walk().nodes.values()
+        found = [node for node in nodes if isinstance(node.value, GENERATORS)]
         return [*found, *nodes_in_layers(layers)]
 
     def optimizers(self) -> dict[str, Any]:
         """Returns all optimizers by name; looks for them again unless each is where it was."""
         known = self._optimizers
-        if not known or any(self.everything.get(name) is not o for name, o in known.items()):
+        if not known or any(self.reach.everything.get(name) is not o for name, o in known.items()):
             self._optimizers = known = self.found().optimizers
         return known
 
@@ -152,10 +102,20 @@ class UserState:
 
     def note_setup(self) -> None:
         """Notes the values at the end of setup, which every start makes."""
-        self.values.note_setup()
+        names = self.values.note_setup()
+        self._noted = self.saved().note(names)
+
+    def note_tensors(self) -> None:
+        """Notes the restored tensors before on_train_begin, which may set some to other values."""
+        self._sums = self._tensor_sums()
+
+    def _tensor_sums(self) -> dict[str, int]:
+        arrays = {f"{f}.{k}": a for f, by in self.saved().arrays().items() for k, a in by.items()}
+        fetch(arrays.values())
+        return {name: checksum_of([array.data]) for name, array in arrays.items()}
 
     def begin(self) -> tuple[list[str], list[str]]:
-        """Notes the values when training begins, after on_train_begin: these are the code's.
+        """Notes the values when training begins, after on_train_begin, which may have set some.
 
         Returns:
             One line for each value that differs from the restored checkpoint; and further lines
@@ -163,44 +123,18 @@ class UserState:
         """
         self.values.begin()
         not_restored = [*self.values.differences()]
-        lost, otherwise = self.audit.differences(self._code(), not_restored)
+        before, self._sums = self._sums, {}
+        now = self._tensor_sums() if before else {}
+        tensors = [name for name, there in before.items() if now.get(name) != there]
+        lost, otherwise = self.audit.differences(self.code(), not_restored, tensors)
         lines, self.values.lines = self.values.lines, []
         return lost, [*lines, *otherwise]
 
-    def inventory(self) -> dict[str, Any]:
-        """Returns the manifest's entry on values that are in no checkpoint."""
-        return self.audit.inventory(self._code())
-
-    def _code(self) -> dict[str, str]:
+    def code(self) -> dict[str, str]:
         """Returns checksums of the values that the code has set, by path, without options."""
-        given = tuple(f"{name}." for name in _GIVEN)
-        return {p: text for p, text in self.values.code().items() if not p.startswith(given)}
-
-    def is_registered(self, path: str) -> bool:
-        """Returns whether a path, or a path that it goes on from, was registered."""
-        if not self.registered:
-            return False
-        names, beginnings = _prefixes((*self.registered,))
-        return path.removesuffix("[:]") in names or path.startswith(beginnings)
-
-    def is_left_out(self, path: str) -> bool:
-        """Returns whether the value at a path is never saved: it is code, or excluded."""
-        if path in _NO_VALUES or path.startswith("config.training."):
-            return True
-        if not (self.excluded or self.apart):  # it is asked of each place
-            return False
-        names, beginnings = _prefixes((*self.excluded,))
-        name = path.removesuffix("[:]")
-        return name in names or name in self.apart or path.startswith(beginnings)
-
-    def copied(self) -> list[str]:
-        """Returns the paths of objects of which worker processes use copies: a data set's."""
-        loader: Any = self.everything.get("train_loader")
-        walk = self._walk
-        if walk is None or not getattr(loader, "num_workers", 0):
-            return []
-        parts_of = (loader.dataset, loader.collate_fn)
-        return [f"{walk.paths[id(part)]}." for part in parts_of if id(part) in walk.paths]
+        given = tuple(f"{name}." for name in GIVEN)
+        own = {p: text for p, text in self.values.code().items() if not p.startswith(given)}
+        return own | self.audit.code()
 
 
 def _stands(walk: Walk, path: str, node: Node, key: Any) -> bool:
@@ -208,9 +142,3 @@ def _stands(walk: Walk, path: str, node: Node, key: Any) -> bool:
     value = node.child(key)
     found = walk.layers[path] if path in walk.layers else walk.nodes[path].value
     return unwrap(value) is found or (value is not None and value is walk.wrapped.get(path))
-
-
-@functools.lru_cache(8)
-def _prefixes(names: tuple[str, ...]) -> tuple[set[str], tuple[str, ...]]:
-    """Returns the paths as a set, and the beginnings of all paths that go on from them."""
-    return {*names}, tuple(f"{name}." for name in names)

@@ -2,13 +2,13 @@
 
 Each save looks at the globals and class attributes of the user's own modules, at cells and defaults
 of functions, at hooks, and at files, iterators and generators in attributes, which cannot be saved.
-A line names each path once, with the ways out. The manifest has these paths and checksums of the
-values that the code has set, so a resume can name what is not as it was, and what setup sets to
-another value now.
+A line names each path once, with the ways out. The manifest has these paths, so a resume can name
+what is not as it was. What the code has set is compared with the start before.
 
-    audit.begin(walk, names)                # before the first batch
+    audit.note_setup(walk, names)           # at the end of setup
+    audit.begin(walk, names, hooked)        # before the first batch
     audit.look(walk, names)                 # at a save
-    audit.inventory                         # for the manifest
+    audit.inventory()                       # for the manifest
     lost, otherwise = audit.differences(…)  # at a resume
 """
 
@@ -22,25 +22,34 @@ import gc
 import inspect
 import itertools
 import operator
+import re
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from multiprocessing.managers import BaseProxy
+from typing import Any
 
 import numpy as np
 from paddle.nn import Layer
 from paddle.optimizer.lr import LRScheduler
 
+from expbase.base.any_object import (
+    attributes_of,
+    class_name,
+    class_named,
+    has_attributes,
+    module_of,
+)
 from expbase.base.arrays import Array, fetch
 from expbase.base.files import checksum_of
 from expbase.base.generators import GENERATORS
-from expbase.base.objects import attributes_of, class_name, class_named, has_attributes
-from expbase.state.classes import CODE, WORLD, holds_handle, is_users
-from expbase.state.nodes import WHOLE, LayerNode, Node, StatefulNode, cells_of
-from expbase.state.values import as_text, is_same, look
+from expbase.base.json_values import bytes_of, is_of_a_sample
+from expbase.state.compare import as_text, is_same, is_value, look
+from expbase.state.places import WHOLE, LayerNode, Node, StatefulNode, cells_of
+from expbase.state.reach import BEYOND, Reach
+from expbase.state.value_kinds import CODE, WORLD, holds_handle, is_users, talks_to_the_world
 from expbase.state.walk import LOADERS, MOST, Walk, WalkedNames
 
-BEYOND = ("class ", "module ", "function ")  # what the paths of what is no attribute begin with
 UNKNOWN = "?"  # of what nobody can look into
 _MOST_LINES = 20
 _WAYS_OUT = (
@@ -53,17 +62,8 @@ _ORDER = (
     "sorted(…) is the same in every process"
 )
 _RUN = "_ExperimentBase__run"
+_DRAWN = re.compile(r"(?<![0-9A-Za-z])[0-9a-f]{6,}(-[0-9a-f]{4,})*(?=')")  # the end of a text
 _DESCRIPTORS = (property, functools.cached_property, types.MemberDescriptorType)
-
-
-class Reached(Protocol):
-    """The part of UserState that is asked here; see attributes.py."""
-
-    def is_left_out(self, path: str) -> bool:
-        """Returns whether what is there is no value, or excluded."""
-
-    def copied(self) -> list[str]:
-        """Returns the paths of what worker processes have copies of, and draw from these."""
 
 
 class _Named(Node):
@@ -128,12 +128,12 @@ class Outside(Walk):
 
     def _node_of(self, path: str, value: Any) -> Node | None:
         if isinstance(value, types.FunctionType):
-            is_seen = is_users(value.__module__) or path.startswith(LOADERS)
+            is_seen = is_users(module_of(value)) or path.startswith(LOADERS)
             has_places = value.__closure__ or value.__defaults__ or vars(value)
             return FunctionNode(value) if is_seen and has_places else None
         if isinstance(value, type):
             is_enum = issubclass(value, enum.Enum)  # which notes what it has shown
-            return ClassNode(value) if is_users(value.__module__) and not is_enum else None
+            return ClassNode(value) if is_users(module_of(value)) and not is_enum else None
         if isinstance(value, types.ModuleType):
             return ModuleNode(value) if is_users(value.__name__) else None
         return None if hasattr(value, _RUN) else super()._node_of(path, value)
@@ -148,12 +148,17 @@ class Outside(Walk):
             path = f"function {_full_name(value)}"
         super()._visit(path, value, parent, key)
 
+    def values(self) -> dict[str, Any]:
+        """Returns what stands in each place, by path."""
+        nodes = self.nodes.items()
+        return {self.path_of(n, key): v for n, node in nodes for key, v in node.places().items()}
+
     def _sees_function(self, path: str) -> bool:
         return True
 
     def _is_open(self, value: Any) -> bool:
         # Those of weak references serve what has nothing to do with training.
-        is_weak = type(value).__module__ in ("weakref", "_weakrefset")
+        is_weak = module_of(type(value)) in ("weakref", "_weakrefset")
         return not is_weak and super()._is_open(value)
 
 
@@ -161,22 +166,25 @@ class Audit:
     """Finds values that have changed and are in no checkpoint, and names them.
 
     Args:
-        reached: What the experiment leads to.
+        reach: What the experiment leads to.
         warn: Called with a line about a value that is in no checkpoint.
         say: Called with a line that is no warning.
     """
 
     def __init__(
         self,
-        reached: Reached,
+        reach: Reach,
         warn: Callable[[str], object],
         say: Callable[[str], object],
     ) -> None:
-        self._reached = reached
+        self._reach = reach
         self._warn = warn
         self._say = say
-        self._begun: dict[str, Any] = {}  # what stood there when training began, by path
-        self._filled: set[str] = set()  # paths of caches that were empty then
+        self._made: dict[str, Any] = {}  # what stood there at the end of setup, by path
+        self._begun: dict[str, Any] = {}  # what stood there when training began
+        self._hooked: dict[str, str] = {}  # what on_train_begin has set, and no checkpoint has
+        self._hooked_then: dict[str, str] = {}  # of the checkpoint that was restored
+        self._unset: dict[str, str] = {}  # of that, what it has not set again
         self._told: dict[str, str] = {}  # by path, what the manifest has of it
         self._orders: dict[str, None] = {}  # paths of sets
         self._beside: set[str] = set()  # paths of flags beside what training has opened
@@ -188,14 +196,28 @@ class Audit:
         self._has_said_bound = False
         self._pending: list[str] = []  # of which a line is to be said
         self._lines = 0
-        self._then: dict[str, str] = {}  # of the checkpoint that was restored, by path
-        self._told_then: set[str] = set()
+        self._told_then: dict[str, str] = {}  # of the checkpoint that was restored, by path
+        self._code_then: dict[str, str] = {}  # of the start before
 
-    def begin(self, walk: Walk, names: WalkedNames) -> None:
-        """Notes the values before the first batch: these are the code's."""
+    def note_setup(self, walk: Walk, names: WalkedNames) -> None:
+        """Notes the values at the end of setup."""
+        self._made = self._begun = self._looked(walk, names)
+
+    def begin(self, walk: Walk, names: WalkedNames, hooked: Mapping[str, str]) -> None:
+        """Notes the values before the first batch: what is told is compared with these.
+
+        `hooked` are attributes that on_train_begin has set and no checkpoint can hold: their texts.
+        """
         self._outside = None
         self._begun = self._looked(walk, names)
         assert self._outside is not None
+        values = self._outside.values()
+        self._hooked = {**hooked} | {
+            path: _as_text(there)
+            for path, there in self._begun.items()
+            if path in self._made and not is_same(self._made[path], there)
+            if is_value(there) or not talks_to_the_world(values.get(path))
+        }
         if not (walk.is_whole and self._outside.is_whole or self._has_said_bound):
             self._has_said_bound = True
             how = "self, and what changes in the others may be in no checkpoint"
@@ -216,7 +238,6 @@ class Audit:
                 # A cache is filled; of what is new in an attribute Values tells.
                 if path in self._begun or path.startswith(BEYOND):
                     self._begun[path] = seen
-                    self._filled.add(path)
             elif not is_same(self._begun[path], seen):
                 self._tell(path, _as_text(seen))
         self._say_pending()
@@ -225,7 +246,7 @@ class Audit:
             path: text
             for path, text in asked.items()
             if path in self._asked or self._asked_begun.get(path) != text
-            if not self._reached.is_left_out(path)
+            if not self._reach.is_left_out(path)
         }
 
     def tell(self, path: str, value: Any, why: str) -> None:
@@ -283,7 +304,7 @@ class Audit:
                 found[f"{name}'s tensors"] = _tensors_of(node.value)
         for path, hooks in _hooks_in(walk):
             found[f"{path}.forward hooks"] = Stand(tuple(map(id, hooks)), f"{len(hooks)} hooks")
-        copied = tuple(self._reached.copied())
+        copied = tuple(self._reach.copied())
         for path, value in {**outside.closed, **walk.closed}.items():
             if (stand := stands(value)) is not None:
                 found[path] = stand
@@ -291,64 +312,80 @@ class Audit:
         for path, node in walk.nodes.items() if copied else ():
             if path.startswith(copied) and isinstance(node.value, GENERATORS):
                 found[path] = Stand(object(), UNKNOWN)  # workers draw from copies
-        return {p: seen for p, seen in found.items() if not self._reached.is_left_out(p)}
+        return {p: seen for p, seen in found.items() if not self._reach.is_left_out(p)}
 
     # --- over a resume ---------------------------------------------------------------------
 
-    def inventory(self, code: Mapping[str, str]) -> dict[str, Any]:
-        """Returns the manifest's entry: checksums of the code's values, and the paths told of.
-
-        `code` has the checksums of the attributes that training has not changed.
-        """
-        here = {path: _as_text(seen) for path, seen in self._begun.items()}
-        other = self._told.keys() | self._filled
+    def inventory(self) -> dict[str, Any]:
+        """Returns the manifest's entry: the paths told of, and what stood there."""
         return {
-            "code": {p: text for p, text in {**code, **here}.items() if p not in other},
             "told": self._told,
             "asked": self._asked,
             "orders": [*self._orders],
+            "hooked": self._hooked | self._unset,
         }
 
-    def expect(self, inventory: Mapping[str, Any]) -> None:
-        """Notes the inventory of the checkpoint that a start has restored."""
+    def code(self) -> dict[str, str]:
+        """Returns checksums of the values that the code has set."""
+        texts = {path: _as_text(there) for path, there in self._made.items()}
+        return {path: text for path, text in texts.items() if path not in self._hooked}
+
+    def expect(self, inventory: Mapping[str, Any], code: Mapping[str, str]) -> None:
+        """Notes what the checkpoint that was restored has told, and what the start before it set.
+
+        Args:
+            inventory: Of the checkpoint.
+            code: What `UserState.code` was at the start before.
+        """
         self._told = {**inventory.get("told", {})}
         self._asked = {**inventory.get("asked", {})}
-        self._told_then = {*self._told, *self._asked}
-        self._then = {**inventory.get("code", {}), **self._told, **self._asked}
+        self._told_then = {**self._told, **self._asked}
+        self._hooked_then = {**inventory.get("hooked", {})}
+        self._code_then = {**code}
         self._orders = dict.fromkeys(inventory.get("orders", ()))
 
     def differences(
-        self, code: Mapping[str, str], restored: Sequence[str]
+        self, code: Mapping[str, str], restored: Sequence[str], tensors: Sequence[str] = ()
     ) -> tuple[list[str], list[str]]:
         """Compares the values before the first batch with those of the checkpoint.
 
         Args:
-            code: Checksums of the attributes now, by path.
+            code: Checksums of the values that the code has set now, by path.
             restored: Paths of values that were put back and have changed again since.
+            tensors: Names of tensors of which that is so.
 
         Returns:
             One line for each value that is lost, and further lines about values that differ.
         """
-        now = dict(code) | {path: _as_text(seen) for path, seen in self._begun.items()}
+        now = dict(code) | {path: _as_text(there) for path, there in self._begun.items()}
         now |= self._asked_begun  # of which something may have been left out
-        then, self._then = self._then, {}
+        # What on_train_begin sets at each start is as the code wants it.
+        once = {p: text for p, text in self._hooked_then.items() if p not in self._hooked}
+        then = self._told_then | once
+        words = "has changed in training, and is not what it was then"
+        unset = "on_train_begin had set it, which no checkpoint can hold, and has not set it again"
         told = [
             path
-            for path in sorted(self._told_then)
+            for path in sorted(then)
             if now.get(path, UNKNOWN) != then[path] or then[path] == UNKNOWN
-            if not self._reached.is_left_out(path)
+            if not self._reach.is_left_out(path)
         ]
         anew = [
             path
-            for path, text in then.items()
-            if path not in self._told_then and path in now and now[path] != text
-            if not self._reached.is_left_out(path)
+            for path, text in self._code_then.items()
+            if path in code and path not in then and is_otherwise(code[path], text)
+            if not self._reach.is_left_out(path)
         ]
-        words = "has changed in training, and is not what it was then"
-        lost = [f"{self._shown(path)}: {words}" for path in (*restored, *told)]
+        self._unset = {path: text for path, text in once.items() if path in told}
+        lost = [
+            f"{self._shown(path)}: {unset if path in once else words}"
+            for path in (*restored, *told)
+        ]
+        other = "on_train_begin sets it to another value than the checkpoint has"
+        lost += [f"{shown(name)}: {other}" for name in tensors]
         more = len(lost) - _MOST_LINES
         said = {
-            "set otherwise than at the start of the checkpoint": [*map(shown, anew)],
+            "set otherwise than by the start before": [*map(shown, anew)],
             _ORDER: [*map(shown, self._orders)],
         }
         return (
@@ -372,7 +409,9 @@ class Stand:
 
 
 def stands(value: Any) -> Stand | None:
-    """Returns the position of an iterator, a file or a piece of memory; None if it has none."""
+    """Returns the position of an iterator, a file, or the content of a piece of memory, a mapped
+    file or what another process holds; None if it has none.
+    """
     if isinstance(value, CODE):
         return None
     if isinstance(value, types.GeneratorType):
@@ -387,8 +426,15 @@ def stands(value: Any) -> Stand | None:
         return Stand(object(), UNKNOWN) if where is None else Stand(where)
     if isinstance(value, np.random.BitGenerator):
         return Stand(repr(value.state))
-    if type(value).__module__ == "multiprocessing.sharedctypes":
+    if module_of(type(value)) == "multiprocessing.sharedctypes":
         value = value.get_obj()
+    if isinstance(value, BaseProxy):  # of a manager, which answers str()
+        with contextlib.suppress(Exception):
+            return Stand(f"{checksum_of([str(value).encode()]):08x}")
+        return Stand(object(), UNKNOWN)
+    if isinstance(value, np.memmap):
+        is_written = value.mode in ("r+", "w+") and value.flags.writeable
+        return Stand(f"{checksum_of([bytes_of(value)]):08x}") if is_written else None
     if isinstance(value, contextvars.ContextVar):
         return Stand(repr(value.get(None)))
     if isinstance(value, WORLD):
@@ -454,12 +500,19 @@ def shown(path: str) -> str:
     return path if path.startswith(BEYOND) else f"self.{path}"
 
 
+def is_otherwise(now: str, then: str) -> bool:
+    """Returns whether two texts are of other values, but for what is drawn for each object, as
+    uuids are.
+    """
+    return not is_of_a_sample(now, then) and _DRAWN.sub("", now) != _DRAWN.sub("", then)
+
+
 def _as_text(seen: Any) -> str:
     return seen.text if isinstance(seen, Stand) else as_text(seen)
 
 
 def _full_name(value: Any) -> str:
-    return f"{value.__module__}.{value.__qualname__}"
+    return f"{module_of(value)}.{value.__qualname__}"
 
 
 def _is_value(name: str, value: Any) -> bool:

@@ -22,10 +22,13 @@ from paddle.base import framework
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
+from expbase.base.any_object import module_of
 from expbase.base.arrays import Array
 
 _MASTER = "master_weight"  # the accumulator in the files
 _RATE = "learning_rate"  # the place of paddle's `_learning_rate`
+# Of parameters; the first two are the same list as a rule, the last is that of a group.
+LISTS = ("_parameter_list", "_param_groups", "params")
 _STORE_ATTR = dis.opmap["STORE_ATTR"]
 _FUNCTIONS = (types.FunctionType, types.MethodType)
 _MADE_WITH = ("_grad_clip", "regularization")  # what a user gives to an optimizer of paddle's
@@ -35,7 +38,7 @@ def innermost(optimizer: Any) -> Any:
     """Returns the optimizer in fleet's wrappers, which has the accumulators; any other object as it
     is.
     """
-    while type(optimizer).__module__.startswith("paddle."):
+    while module_of(type(optimizer)).startswith("paddle."):
         own = getattr(optimizer, "__dict__", {})
         if (inner := own.get("_inner_opt", own.get("_optim"))) is None:
             break
@@ -102,7 +105,7 @@ def make_accumulators(
 
 def _make_others(optimizer: Any, saved: Mapping[str, Array], parameters: Mapping[str, Any]) -> None:
     """Makes the accumulators that a class of the user's adds in its `step`."""
-    if type(optimizer).__module__.startswith("paddle."):
+    if module_of(type(optimizer)).startswith("paddle."):
         return
     for key, array in saved.items():
         accumulator, _, name = key.partition("/")
@@ -117,17 +120,23 @@ def _make_others(optimizer: Any, saved: Mapping[str, Array], parameters: Mapping
 
 
 def settings(optimizer: Any) -> dict[str, Any]:
-    """Returns an optimizer's settings by name: rate, betas, decay, clipping; and the attributes of
-    a class of the user's, unless its `state_dict` has them.
+    """Returns an optimizer's settings by name: rate, parameters, betas, decay, clipping; and the
+    attributes of a class of the user's, unless its `state_dict` has them.
     """
     theirs = stored_by(type(optimizer), _is_paddles)
     has_own = not writes_state(optimizer)
     rate = optimizer._learning_rate
-    return {_RATE: rate} | {
+    return {_RATE: rate, **_lists(optimizer)} | {
         name: value
         for name, value in vars(optimizer).items()
         if (has_own if name not in theirs else _is_setting(name, value))
     }
+
+
+def _lists(optimizer: Any) -> dict[str, Any]:
+    """Returns the lists of parameters by which it steps, if these are in no groups."""
+    found = {name: getattr(optimizer, name) for name in LISTS[:2]}
+    return {n: given for n, given in found.items() if given and not isinstance(given[0], dict)}
 
 
 def _is_setting(name: str, value: Any) -> bool:
@@ -180,7 +189,7 @@ def stored_by(kind: type, is_theirs: Callable[[type], bool]) -> frozenset[str]:
 
 
 def _is_paddles(kind: type) -> bool:
-    return kind.__module__.startswith("paddle.")
+    return module_of(kind).startswith("paddle.")
 
 
 @functools.cache

@@ -4,6 +4,8 @@ Tensors are keyed by structured names (`moment1/model.linear.weight`), never by 
 ones, so another process, or another order of construction, can read them. Layers are walked and
 never asked; of an object with a `state_dict` of its own the checkpoint has all that it returns.
 
+Everything has the name that it has at the end of setup, wherever it stands since then.
+
     found = find(vars(experiment), {"judge": experiment.judge})
     state = found.state_dict()               # tensors by file, states by name
     if not found.problems(state):            # everything that does not fit
@@ -12,27 +14,31 @@ never asked; of an object with a `state_dict` of its own the checkpoint has all 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import paddle
+from paddle.base.framework import EagerParamBase
 from paddle.nn import Layer
 from paddle.optimizer.lr import LRScheduler
 
+from expbase.base.any_object import state_setter
 from expbase.base.arrays import Array, describe, is_piece, local
-from expbase.base.encoding import Names
 from expbase.base.generators import GENERATORS, generator_kind
-from expbase.base.objects import state_setter
+from expbase.base.json_values import Names
+from expbase.base.part import Part
 from expbase.state import optimizers
-from expbase.state.nodes import OptimizerNode, ParameterNode, ScheduleNode, StatefulNode
-from expbase.state.walk import LOADERS, Walk
+from expbase.state.places import OptimizerNode, ParameterNode, ScheduleNode, StatefulNode
+from expbase.state.walk import AUTOMATIC, LOADERS, Walk, WalkedNames, reference
 
 Tensors = dict[str, dict[str, Array]]  # by file, then by key
 State = tuple[Tensors, dict[str, Any]]  # and of each object its kind and its state, by name
 
 # The file of parameters that no layer holds. No attribute can have this name.
 PARAMETERS = "@parameters"
+UPDATED = "updated"  # of a parameter, by an optimizer
+_TENSOR = "tensor "  # of a tensor that is registered under its automatic name; a number follows
 # Layers whose parameters of these names are written in the forward.
 _RUNNING = {
     paddle.nn.layer.norm._BatchNormBase: ("_mean", "_variance"),
@@ -41,8 +47,23 @@ _RUNNING = {
 }
 
 
+Reference = Callable[[], Any]  # gives an object, as long as it lives
+
+
+class Noted(NamedTuple):
+    """What setup has made, to be found again under the same names."""
+
+    names: WalkedNames  # of all objects
+    layers: Mapping[str, Reference]  # with files of their own
+    sublayers: Mapping[str, Reference]  # all of them, by path
+    kinds: Mapping[str, str]  # their classes
+    tensors: Mapping[str, Mapping[str, Reference]]  # of layers, by file and key
+    parameters: Mapping[str, Reference]  # by structured name
+    optimizers: Sequence[str]  # in the order in which they step
+
+
 @dataclass
-class StatefulObjects:
+class StatefulObjects(Part):
     """The layers, optimizers, schedules and other objects with a state, by name."""
 
     layers: dict[str, Any] = field(default_factory=dict)  # without a DataParallel round them
@@ -53,6 +74,61 @@ class StatefulObjects:
     generators: dict[str, Any] = field(default_factory=dict)  # whose values are walked
     parallel: dict[int, Any] = field(default_factory=dict)  # every wrapper of a layer, by id
     excluded_optimizers: list[str] = field(default_factory=list)  # left out by the user
+    noted: Noted | None = None  # at the end of setup
+    walk: Walk | None = None  # by which it was found
+    named: list[tuple[str, Any]] = field(default_factory=list)  # parameters, once they are asked
+
+    def note(self, names: WalkedNames) -> Noted:
+        """Returns what is to be found again later under these names."""
+        return Noted(
+            names,
+            _references(self.layers),
+            _references(dict(self.sublayers())),
+            {path: type(part).__name__ for path, part in self.sublayers()},
+            {name: _references(self.tensors_of(name)) for name in self.layers},
+            _references(dict(named_parameters(self))),
+            [*self.optimizers],
+        )
+
+    def follow(self, noted: Noted, walk: Walk) -> None:
+        """Gives everything the name that it has since setup."""
+        self.noted, self.walk = noted, walk
+        names = noted.names
+        layers = {n: layer for n, ref in noted.layers.items() if self.is_reached(layer := ref())}
+        for path, layer in self.layers.items():
+            if names.known(layer) is None:
+                layers[_free(path, layers)] = layer
+        self.layers = _in_order(layers, [*noted.layers])
+        for found in (self.optimizers, self.schedules, self.objects, self.parameters):
+            renamed: dict[str, Any] = {}
+            for path, value in found.items():
+                renamed[_free(names.known(value) or path, renamed)] = value
+            found.clear()
+            found |= _in_order(renamed, noted.optimizers)
+
+    def is_reached(self, value: Any) -> bool:
+        """Returns whether an object that setup has made is still used."""
+        return value is not None and self.walk is not None and self.walk.has(value)
+
+    def tensors_of(self, name: str) -> dict[str, Any]:
+        """Returns the tensors of a layer by their keys: at each the one that setup has put there,
+        if it is still used.
+        """
+        noted = self.noted.tensors.get(name, {}) if self.noted else {}
+        return self._as_noted(tensors_of(self.layers[name]), noted)
+
+    def _as_noted(self, now: dict[str, Any], noted: Mapping[str, Reference]) -> dict[str, Any]:
+        for name, ref in noted.items():
+            then = ref()
+            if now.get(name) is not then and self.is_reached(then):
+                now[name] = then
+        return now
+
+    def parameters_as_noted(self, now: dict[str, Any]) -> dict[str, Any]:
+        """Returns parameters by structured name: under each the one that setup has, if it is still
+        used.
+        """
+        return self._as_noted(now, self.noted.parameters if self.noted else {})
 
     def names(self) -> list[str]:
         """Returns the names of everything that was found."""
@@ -64,13 +140,17 @@ class StatefulObjects:
 
         Tensors on the CPU are views of the live memory: copy them before training goes on.
         """
-        tensors = {
+        tensors = self.arrays()
+        states = {name: get_state(value) for name, value in self._asked().items()}
+        return tensors, {name: [kind, states.get(name)] for name, kind in self._kinds().items()}
+
+    def arrays(self) -> Tensors:
+        """Returns the tensors by file and key; on the CPU they are views of the live memory."""
+        return {
             file: {key: Array.of(tensor) for key, tensor in live.items()}
             for file, live in self._live_tensors().items()
             if live
         }
-        states = {name: get_state(value) for name, value in self._asked().items()}
-        return tensors, {name: [kind, states.get(name)] for name, kind in self._kinds().items()}
 
     def shapes(self) -> dict[str, str]:
         """Returns the facts that must be the same on all ranks, by name: type and shape of tensors,
@@ -89,24 +169,24 @@ class StatefulObjects:
     def outline(self) -> dict[str, str]:
         """Returns the class of each part, and type and shape of each tensor, by path."""
         names = parameter_names(self)
-        layers = self.layers.items()
         updated = {
-            f"{name}.updates {names.get(p.name, 'a parameter of no layer')}": "updated"
+            f"{name}.updates {names.get(p.name, 'a parameter of no layer')}": UPDATED
             for name, optimizer in self._innermost().items()
             for p in parameters_of(optimizer)
         }
         return {
+            # Of one that is gone the tensors tell whether anything is lost.
+            **(self.noted.kinds if self.noted else {}),
             **{path: type(part).__name__ for path, part in self.sublayers()},
             **self._kinds(),
             **{name: describe(tensor) for name, tensor in self.parameters.items()},
-            **{f"{n}.{key}": describe(t) for n, o in layers for key, t in tensors_of(o).items()},
+            **{f"{n}.{k}": describe(t) for n in self.layers for k, t in self.tensors_of(n).items()},
             **updated,
         }
 
     def pieces(self) -> set[str]:
         """Returns the structured names of tensors that are split over the ranks."""
-        layers = self.layers.items()
-        named = {f"{n}.{key}": t for n, layer in layers for key, t in tensors_of(layer).items()}
+        named = {f"{n}.{k}": t for n in self.layers for k, t in self.tensors_of(n).items()}
         return {name for name, tensor in {**named, **self.parameters}.items() if is_piece(tensor)}
 
     def sharded(self) -> dict[str, set[str]]:
@@ -131,6 +211,8 @@ class StatefulObjects:
         because they are compared, too.
         """
         tensors, values = state
+        for name in self.layers:
+            _rename_automatic(tensors.get(name, {}), self.tensors_of(name))
         names = parameter_names(self)
         for name, inner in self._innermost().items():
             own = {names[p.name]: p for p in parameters_of(inner) if p.name in names}
@@ -143,7 +225,8 @@ class StatefulObjects:
         """Restores a state without `problems`; returns no reasons, since it is always exact."""
         tensors, values = state
         live = self._live_tensors()
-        for file, arrays in tensors.items():
+        # Of a part that has a file of its own, too, what the whole layer has is restored.
+        for file, arrays in sorted(tensors.items(), key=lambda item: len(live[item[0]])):
             for key, array in arrays.items():
                 array.copy_to(live[file][key])
         asked = self._asked()
@@ -156,7 +239,7 @@ class StatefulObjects:
         """Returns the tensors themselves, by file and key."""
         names = parameter_names(self)
         live = {
-            **{name: tensors_of(layer) for name, layer in self.layers.items()},
+            **{name: self.tensors_of(name) for name in self.layers},
             PARAMETERS: self.parameters,
             **{n: optimizers.accumulators(o, names) for n, o in self._innermost().items()},
         }
@@ -173,11 +256,15 @@ class StatefulObjects:
 
     def sublayers(self) -> list[tuple[str, Any]]:
         """Returns the path and the layer of all layers, sublayers included."""
-        return [
-            (f"{name}.{path}".rstrip("."), part)
+        there = {n: ref() for n, ref in self.noted.sublayers.items()} if self.noted else {}
+        there = {name: part for name, part in there.items() if self.is_reached(part)}
+        names = {id(part): name for name, part in there.items()}
+        now = {
+            names.get(id(part), f"{name}.{path}".rstrip(".")): part
             for name, layer in self.layers.items()
             for path, part in layer.named_sublayers(include_self=True)
-        ]
+        }
+        return [*{**now, **there}.items()]
 
     def _innermost(self) -> dict[str, Any]:
         return {name: optimizers.innermost(o) for name, o in self.optimizers.items()}
@@ -190,8 +277,15 @@ def find(
     return found_in(Walk(None, attributes, excluded))
 
 
-def found_in(walk: Walk, *, with_excluded: bool = False) -> StatefulObjects:
+def found_in(
+    walk: Walk, noted: Noted | None = None, *, with_excluded: bool = False
+) -> StatefulObjects:
     """Finds the layers, optimizers and other objects with a state that a walk has reached.
+
+    Args:
+        walk: That has reached them.
+        noted: What setup has made; None before its end.
+        with_excluded: Whether to find also what the user has excluded.
 
     Raises:
         ValueError: A name cannot be that of a file.
@@ -212,6 +306,8 @@ def found_in(walk: Walk, *, with_excluded: bool = False) -> StatefulObjects:
         for path, node in walk.nodes.items()
         if isinstance(node.value, GENERATORS) and not path.startswith(LOADERS)
     }
+    if noted is not None:
+        found.follow(noted, walk)
     for path, value in walk.left_out.items():
         is_optimizer = optimizers.is_optimizer(value)
         found.excluded_optimizers += [path] * is_optimizer
@@ -220,12 +316,28 @@ def found_in(walk: Walk, *, with_excluded: bool = False) -> StatefulObjects:
             (found.optimizers if is_optimizer else known)[path] = value
     if found.parameters:
         # A list of parameters says which they are; those of a layer are saved with it.
-        of_layers = {id(p) for layer in found.layers.values() for p in tensors_of(layer).values()}
+        of_layers = {id(p) for name in found.layers for p in found.tensors_of(name).values()}
         found.parameters = {n: p for n, p in found.parameters.items() if id(p) not in of_layers}
     for name in (*found.layers, *found.optimizers):
         if "/" in name:
             raise ValueError(f"self.{name}: has a '/' in it; expected names that files can have.")
     return found
+
+
+def _references(values: Mapping[str, Any]) -> dict[str, Reference]:
+    return {name: reference(value) for name, value in values.items()}
+
+
+def _in_order(found: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Returns what has these names first, in their order."""
+    return {name: found[name] for name in (*names, *found) if name in found}
+
+
+def _free(name: str, taken: Container[str]) -> str:
+    """Returns a name, or one like it if that is taken."""
+    while name in taken:
+        name += "'"
+    return name
 
 
 def tensors_of(layer: Any) -> dict[str, Any]:
@@ -238,12 +350,30 @@ def tensors_of(layer: Any) -> dict[str, Any]:
 def _tensors_in(layer: Any, prefix: str, above: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
     passing = layer._non_persistable_buffer_names_set
     buffers = {name: tensor for name, tensor in layer._buffers.items() if name not in passing}
-    for name, tensor in {**layer._parameters, **buffers}.items():
+    for number, (name, tensor) in enumerate({**layer._parameters, **buffers}.items()):
         if tensor is not None:
-            yield prefix + name, tensor
+            yield prefix + key_of(name, tensor, number), tensor
     for name, part in layer._sub_layers.items():
         if part is not None and not any(part is outer for outer in (*above, layer)):
             yield from _tensors_in(part, f"{prefix}{name}.", (*above, layer))
+
+
+def key_of(name: str, tensor: Any, number: int) -> str:
+    """Returns the key of a layer's own tensor, of which it is one of several.
+
+    One that is registered under its automatic name would have another key in each process.
+    """
+    is_automatic = name == tensor.name and AUTOMATIC.fullmatch(name) is not None
+    return f"{_TENSOR}{number}" if is_automatic else name
+
+
+def _rename_automatic(arrays: dict[str, Array], live: Mapping[str, Any]) -> None:
+    """Gives tensors that expbase 1.0 has written under automatic names the names of now."""
+    for key, tensor in live.items():
+        before, dot, name = key.rpartition(".")
+        automatic = f"{before}{dot}{tensor.name}"
+        if name.startswith(_TENSOR) and key not in arrays and automatic in arrays:
+            arrays[key] = arrays.pop(automatic)
 
 
 def kind_of(stateful: Any) -> str:
@@ -286,6 +416,10 @@ class ParameterKeys(Names):
         self._automatic = {parameter.name: name for name, parameter in named}
         self._ids = {id(parameter): name for name, parameter in named}
 
+    def may_be_keys(self, keys: Mapping[Any, Any]) -> bool:
+        known: Any = self._automatic if type(next(iter(keys))) is str else self._ids
+        return not known.keys().isdisjoint(keys)
+
     def key_of(self, key: Any) -> Any:
         if type(key) is str and key in self._automatic:
             return ["name", self._automatic[key]]
@@ -304,17 +438,32 @@ def named_parameters(found: StatefulObjects) -> list[tuple[str, Any]]:
     """Returns all parameters with their structured names; one that several layers share has
     several.
     """
+    if found.named:
+        return found.named
     layers = found.layers.items()
-    of_layers = [(f"{n}.{key}", p) for n, layer in layers for key, p in layer.named_parameters()]
-    return [*found.parameters.items(), *of_layers]
+    of_layers = {f"{n}.{key}": p for n, layer in layers for key, p in _parameters_in(layer)}
+    named = [*found.parameters_as_noted({**found.parameters, **of_layers}).items()]
+    if found.noted is not None:  # before the end of setup some may come
+        found.named = named
+    return named
+
+
+def _parameters_in(layer: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the parameters of a layer by their keys, each once."""
+    met: set[int] = set()
+    for key, tensor in _tensors_in(layer, "", ()):
+        if isinstance(tensor, EagerParamBase) and id(tensor) not in met:
+            met.add(id(tensor))
+            yield key, tensor
 
 
 def statistics(found: StatefulObjects) -> Iterator[tuple[str, Any]]:
     """Yields every buffer, and the running mean and variance of every normalization."""
     for path, part in found.sublayers():
-        for name, tensor in {**running_statistics(part), **part._buffers}.items():
+        own = {**running_statistics(part), **part._buffers}
+        for number, (name, tensor) in enumerate(own.items()):
             if tensor is not None and tensor._is_initialized():
-                yield f"{path}.{name}", tensor
+                yield f"{path}.{key_of(name, tensor, number)}", tensor
 
 
 def running_statistics(part: Any) -> dict[str, Any]:
@@ -325,8 +474,9 @@ def running_statistics(part: Any) -> dict[str, Any]:
 
 def parameters_of(optimizer: Any) -> list[Any]:
     """Returns the parameters that an optimizer was given, in groups or not."""
-    parameters = []
-    for item in optimizer._param_groups or optimizer._parameter_list or []:
+    parameters: list[Any] = []
+    groups = optimizers.groups(optimizer)
+    for item in groups or optimizer._parameter_list or []:
         parameters += list(item["params"]) if isinstance(item, dict) else [item]
     return parameters
 

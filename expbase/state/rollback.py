@@ -14,7 +14,7 @@ import paddle
 
 from expbase.base.generators import GENERATORS, generator_state, set_generator_state
 from expbase.base.gradients import gradient, set_gradient
-from expbase.state.nodes import WHOLE, Node, WholeNode
+from expbase.state.places import WHOLE, Node, WholeNode
 
 _NOTHING: Any = object()
 

@@ -1,9 +1,12 @@
 """The values that training has changed: an entry of a checkpoint, put back in place.
 
-When training begins (after on_train_begin) it is noted what stands in each place. What is no longer
-what it was then is state, and stays state; a resumed run puts it back, into the objects that setup
-has made. What training does not change is the code's. Of optimizers and schedules also that is
-noted, so that a resume can name what is another one now, and find the learning rate anew.
+At the end of setup it is noted what stands in each place. What is no longer what setup has made is
+state, and stays state; a resumed run puts it back, into the objects that setup has made. What
+nobody has changed is the code's. Of optimizers and schedules also that is noted, so that a resume
+can name what is another one now, and find the learning rate anew.
+
+What cannot be saved is told, if it is no longer what stood there after on_train_begin, which makes
+files, hooks and functions at each start.
 
     values = Values(state, audit, warn)
     values.note_setup()                     # at the end of setup
@@ -16,51 +19,56 @@ from __future__ import annotations
 import inspect
 import operator
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import paddle
+from paddle.base.framework import EagerParamBase
 
+from expbase.base.any_object import state_setter
 from expbase.base.arrays import describe
-from expbase.base.encoding import (
-    SAMPLED,
-    Decoder,
-    Encoded,
-    Encoder,
-    Names,
-    Summary,
-    not_savable,
-)
-from expbase.base.files import checksum_of
 from expbase.base.generators import GENERATORS, generator_kind
-from expbase.base.objects import state_setter
-from expbase.state.classes import is_handle, is_written
-from expbase.state.constants import constants_in, follow
-from expbase.state.nodes import (
+from expbase.base.json_values import Decoder, Encoded, Encoder, Names, not_savable
+from expbase.base.part import Part
+from expbase.state.audit import Audit
+from expbase.state.compare import (
+    SIMPLE,
+    as_text,
+    is_known,
+    is_same,
+    look,
+)
+from expbase.state.places import (
     WHOLE,
     DictNode,
     GroupNode,
+    LayerNode,
     Node,
+    ParameterNode,
     WholeNode,
     is_same_key,
 )
-from expbase.state.paths import Spot
-from expbase.state.walk import Walk, WalkedNames, no_garbage_collection
+from expbase.state.reach import Reach
+from expbase.state.schedule_constants import constants_in, follow
+from expbase.state.value_kinds import is_handle, is_written, talks_to_the_world
+from expbase.state.walk import Walk, WalkedNames, no_garbage_collection, reference
 
 _DELETED, _ORDER, _CONSTANTS = "@deleted", "@order", "@constants"
+_HOOKED = "@on_train_begin"  # paths of values that are as that has set them, in some start
 _ROOT = "values."  # what the names of arrays begin with, of this entry
+_GLANCE = 10_000  # items: more are looked at by a checksum
 _LARGE_BYTES = 1 << 26  # of a value: more is a cache, maybe
 _NOTHING: Any = object()
-_SIMPLE = {type(None), bool, int, float, str}
+_PARTS = (paddle.nn.Layer, EagerParamBase)
+_FORMED = (paddle.nn.Layer, EagerParamBase, paddle.optimizer.Optimizer)
 
 
-class Seen(NamedTuple):
-    """The value that stood in a place."""
+class Still(NamedTuple):
+    """What a node held: simple values themselves, and references to other objects."""
 
-    content: str  # a checksum
-    thing: Any = None  # what cannot be saved, and is the same as long as it is the same object
-    items: Any = None  # of a long list, of which a checksum is of some items
+    keys: tuple[Any, ...]
+    values: tuple[Any, ...]
 
 
 class Place(NamedTuple):
@@ -77,57 +85,29 @@ class Place(NamedTuple):
         return look(self.value, names, is_whole=self.key is WHOLE)
 
 
-class Reached(Protocol):
-    """The part of UserState that is asked here; see attributes.py."""
-
-    registered: list[str]  # paths of attributes that are state in any case
-
-    def walk(self) -> Walk:
-        """Walks from the experiment on."""
-
-    def spot(self, path: str) -> Spot:
-        """Returns the place that a path names."""
-
-    def is_registered(self, path: str) -> bool:
-        """Returns whether a user has named it, or the object that has it."""
-
-    def is_left_out(self, path: str) -> bool:
-        """Returns whether what is there is no value, or excluded."""
-
-
-class Teller(Protocol):
-    """The part of Audit that is used here; see audit.py."""
-
-    def tell(self, path: str, value: Any, why: str) -> None:
-        """Names a place that has changed and is in no checkpoint, once."""
-
-    def begin(self, walk: Walk, names: WalkedNames) -> None:
-        """Notes the values outside of checkpoints."""
-
-    def look(self, walk: Walk, names: WalkedNames) -> None:
-        """Names the values outside of checkpoints that have changed."""
-
-
-class Values:
+class Values(Part):
     """The values that training has changed: an entry of the checkpoint.
 
     Args:
-        reached: What the experiment leads to.
+        reach: What the experiment leads to.
         audit: Names the values that cannot be restored.
         say: Called with a line about sizes.
     """
 
-    def __init__(self, reached: Reached, audit: Teller, say: Callable[[str], object]) -> None:
-        self._reached = reached
+    def __init__(self, reach: Reach, audit: Audit, say: Callable[[str], object]) -> None:
+        self._reach = reach
         self._audit = audit
         self._say = say
         self._setup = WalkedNames(Walk(None, {}))  # by which names another start finds what it has
         self._constants: dict[str, Any] = {}  # of optimizers and schedules, at the end of setup
         self._shapes: dict[str, str] = {}  # of what is changed as a whole, at the end of setup
-        self._begun: dict[str, Any] = {}  # what stood in each place when training began, by path
+        self._made: dict[str, Any] = {}  # what stood in each place at that time, by path
         self._keys: dict[str, list[Any]] = {}  # of each node, at that time
-        self._still: dict[str, dict[Any, Any]] = {}  # of nodes that had numbers and texts alone
-        self._texts: dict[str, str] = {}  # checksums of what stood there, by path
+        self._still: dict[str, Still] = {}  # what nodes held of which it is seen at a glance
+        self._begun: dict[str, Any] = {}  # what stood there when training began, if it moved
+        self._hooked: dict[str, Any] = {}  # what on_train_begin has set, by path
+        self._hooked_then: set[str] = set()  # paths of what it had set, of the checkpoint
+        self._anew: set[str] = set()  # paths of what it has set in this start
         self._moved: set[str] = set()  # nodes of what training has changed
         self._changed: set[str] = set()  # paths of what training has changed, in any start
         self._deleted: list[list[Any]] = []  # places that the checkpoint has none of: node and key
@@ -135,42 +115,51 @@ class Values:
         self._handled: set[str] = set()  # nodes that have opened a handle since setup
         self._restored: dict[str, Any] = {}  # what stood there after a restore, by path
         self._decoded: dict[str, tuple[str, Any, Any]] = {}  # of a checkpoint that fits
+        self._nodes_then: dict[str, Node] = {}  # to which that belongs
         self._large: set[str] = set()  # of whose size a line was said
         self.lines: list[str] = []  # what a restore has to say
 
     # --- what there is ---------------------------------------------------------------------
 
-    def note_setup(self) -> None:
-        """Notes the objects at the end of setup, which every start makes."""
-        walk = self._reached.walk()
+    def note_setup(self) -> WalkedNames:
+        """Notes what setup has made, which every start makes; returns the names of all objects."""
+        walk = self._reach.walk()
         self._setup = walk.names()
         self._shapes = {p: _shape(n.value) for p, n in walk.nodes.items() if _is_whole(n)}
         self._constants = constants_in(walk)
-        self.begin()  # a loop of the user's own may not say that it begins
-
-    def has_setup_made(self, path: str) -> bool:
-        """Returns whether an object was at a path when setup ended."""
-        return self._setup.has(path)
+        with no_garbage_collection():
+            _, names, nodes = self._nodes(walk)
+            self._keys = {name: [] for name in nodes}
+            for place in self._places(nodes, walk):
+                self._made[place.path] = place.look(names)
+                self._keys[place.name].append(place.key)
+            everything = ((name, _still(node, names)) for name, node in nodes.items())
+            self._still = {name: held for name, held in everything if held is not None}
+            self._audit.note_setup(walk, names)
+        return self._setup
 
     @no_garbage_collection()
     def begin(self) -> None:
-        """Notes the value in each place before the first batch: these are the code's."""
-        walk, names, nodes = self._nodes()
-        self._begun = {}
-        self._keys = {name: [] for name in nodes}
-        for place in self._places(nodes, walk):
-            self._begun[place.path] = place.look(names)
-            self._keys[place.name].append(place.key)
-        everything = ((name, dict(node.places())) for name, node in nodes.items())
-        self._still = {
-            n: held for n, held in everything if _SIMPLE.issuperset(map(type, held.values()))
+        """Notes what on_train_begin has set: it is state, unless each start sets it anew."""
+        walk, names, nodes = self._nodes(self._reach.walk())
+        moved = {name: node for name, node in nodes.items() if not self._is_still(name, node)}
+        self._begun = {place.path: place.look(names) for place in self._places(moved, walk)}
+        for path, look_ in self._begun.items():
+            before = self._restored.get(path, self._made.get(path, _NOTHING))
+            if not is_same(before, look_):
+                self._anew.add(path)
+            if path in self._hooked_then or path in self._anew:
+                self._hooked[path] = look_
+        lasting = {
+            path: as_text(there)
+            for path, there in self._hooked.items()
+            if not (is_known(there) or talks_to_the_world(there.thing))
+            if not f"{path}.".startswith(tuple(walk.reporting))
         }
-        self._texts = {path: as_text(seen) for path, seen in self._begun.items() if _is_known(seen)}
-        self._audit.begin(walk, names)
+        self._audit.begin(walk, names, lasting)
 
-    def _nodes(self) -> tuple[Walk, WalkedNames, dict[str, Node]]:
-        """Returns the walk, its names, and by name the nodes that every start has."""
-        walk = self._reached.walk()
+    def _nodes(self, walk: Walk) -> tuple[Walk, WalkedNames, dict[str, Node]]:
+        """Returns a walk, its names, and by name the nodes that every start has."""
         names = self._setup.now(walk)
         nodes = {"": walk.nodes[""]}
         for path, node in walk.nodes.items():
@@ -181,7 +170,7 @@ class Values:
 
     def _places(self, nodes: Mapping[str, Node], walk: Walk) -> Iterator[Place]:
         """Yields the places of nodes."""
-        path_of, is_left_out = walk.path_of, self._reached.is_left_out
+        path_of, is_left_out = walk.path_of, self._reach.is_left_out
         for name, node in nodes.items():
             for key, value in node.places().items():
                 where = path_of(name, key)
@@ -190,16 +179,17 @@ class Values:
 
     def looked(self) -> dict[str, tuple[Any, Any]]:
         """Returns the value in each place, by path: in a form to compare, and itself."""
-        walk, names, nodes = self._nodes()
+        walk, names, nodes = self._nodes(self._reach.walk())
         places = self._places(nodes, walk)
         return {place.path: (place.look(names), place.value) for place in places}
 
     def code(self) -> dict[str, str]:
-        """Returns checksums of the values that training has not changed, by path."""
+        """Returns checksums of the values that setup alone has set, by path."""
         return {
-            path: text
-            for path, text in self._texts.items()
-            if path not in self._changed and path.removesuffix("[:]") not in self._constants
+            path: as_text(there)
+            for path, there in self._made.items()
+            if is_known(there) and path not in self._changed and path not in self._hooked
+            if path.removesuffix("[:]") not in self._constants
         }
 
     # --- saving ----------------------------------------------------------------------------
@@ -207,17 +197,26 @@ class Values:
     @no_garbage_collection()
     def state_dict(self) -> dict[str, Any]:
         """Returns the changed values by path, each with its node and key, and the deleted ones."""
-        walk, names, nodes = self._nodes()
+        walk, names, nodes = self._nodes(self._reach.walk_just_made())
         encoder = Encoder({}, names)
+        quiet = tuple(walk.reporting)
         state: dict[str, Any] = {}
+        hooked: list[str] = []
         moved = {name: node for name, node in nodes.items() if not self._is_still(name, node)}
         keys: dict[str, list[Any]] = {name: [] for name in moved}
         for place in self._places(moved, walk):
             keys[place.name].append(place.key)
-            is_state = self._has_changed(place, names) or self._reached.is_registered(place.path)
-            if is_state and (encoded := self._encoded(place, encoder)) is not None:
+            if walk.is_whole:  # else it may be behind the bound
+                _refuse_unnamed(place, names)
+            is_state = self._has_changed(place, names) or self._reach.is_registered(place.path)
+            encoded = self._encoded(place, encoder) if is_state else None
+            if encoded is not None:
                 state[place.path] = encoded
                 self._moved.add(place.name)
+                if place.path in self._hooked and self._is_as_begun(place, names):
+                    hooked.append(place.path)
+            elif is_state and not self._is_as_begun(place, names):
+                self._tell(place, quiet)
         self._leave_flags(state, nodes)
         self._audit.look(walk, names)
         state |= self._beyond(state, encoder)
@@ -231,6 +230,8 @@ class Values:
             if not _is_long(keys[name])  # it has grown since
         }
         state[_CONSTANTS] = self._constants
+        if hooked:  # in few runs
+            state[_HOOKED] = hooked
         return state
 
     def _leave_flags(self, state: dict[str, Any], nodes: Mapping[str, Node]) -> None:
@@ -242,7 +243,8 @@ class Values:
             is_plain = name in nodes and type(nodes[name]) is Node and name
             for key, value in nodes[name].places().items() if is_plain else ():
                 path = f"{name}.{key}"
-                if type(value) is bool and state.pop(path, None):
+                is_flag = type(value) is bool and state.pop(path, None) is not None
+                if is_flag and not is_same(self._stood_at_begin(path), value):
                     self._audit.tell(path, value, "handle")
 
     def _note_keys(self, nodes: Mapping[str, Node], keys: Mapping[str, list[Any]]) -> None:
@@ -261,26 +263,42 @@ class Values:
         self._deleted = [place for place in self._deleted if place[1] not in keys.get(place[0], ())]
 
     def _is_still(self, name: str, node: Node) -> bool:
-        """Returns whether a node has only numbers and texts, unchanged; most nodes do."""
-        held = self._still.get(name)
-        if held is None or name in self._moved or self._reached.registered:
+        """Returns whether a node holds the very numbers and objects that it held; most do."""
+        then = self._still.get(name)
+        if then is None or name in self._moved or self._reach.registered:
             return False
-        now = node.places()
-        both = (now.values(), held.values()), (now, held)
-        return len(now) == len(held) and all(all(map(operator.is_, *pair)) for pair in both)
+        keys, values = _held(node) or ((), ())
+        return (
+            (len(keys), len(values)) == (len(then.keys), len(then.values))
+            and all(map(operator.is_, keys, then.keys))
+            and all(map(_is_it, values, then.values))
+        )
 
     def _has_changed(self, place: Place, names: Names) -> bool:
         if place.path in self._changed:
             return True
-        before = self._begun.get(place.path, _NOTHING)
-        if before is place.value and type(before) in _SIMPLE:
+        before = self._made.get(place.path, _NOTHING)
+        if before is place.value and type(before) in SIMPLE:
             return False
         return before is _NOTHING or not is_same(before, place.look(names))
 
+    def _stood_at_begin(self, path: str) -> Any:
+        """Returns the look at a place when training began; `_NOTHING` if it was not there."""
+        return self._begun.get(path, self._made.get(path, _NOTHING))
+
+    def _is_as_begun(self, place: Place, names: Names) -> bool:
+        return is_same(self._stood_at_begin(place.path), place.look(names))
+
+    def _tell(self, place: Place, quiet: tuple[str, ...]) -> None:
+        """Names a value that cannot be saved, unless it only talks to the world."""
+        is_quiet = f"{place.path}.".startswith(quiet) and not hasattr(place.value, "__next__")
+        if not (is_quiet or is_written(place.value) or place.name in self._handled):
+            self._audit.tell(place.path, place.value, "cannot be saved")
+
     def _encoded(self, place: Place, encoder: Encoder) -> Encoded | None:
-        """Returns a place's value as a checkpoint has it; None, with a line, if that cannot be."""
+        """Returns a place's value as a checkpoint has it; None if it cannot be saved."""
         is_whole = place.key is WHOLE
-        if type(place.value) in _SIMPLE and type(place.key) is str:
+        if type(place.value) in SIMPLE and type(place.key) is str:
             return Encoded(
                 [place.name, [encoder.key(place.key, "")], encoder.encode(place.value, "")], {}
             )
@@ -292,29 +310,28 @@ class Values:
             key = None if is_whole else [encoder.key(place.key, where)]  # None is a key, too
         except TypeError:
             content = None
-        is_closed = self._setup.is_closed(place.value) and self._reached.is_registered(place.path)
+        is_closed = self._setup.is_closed(place.value) and self._reach.is_registered(place.path)
         if content is None or is_closed:
-            if self._reached.is_registered(place.path):
+            if self._reach.is_registered(place.path):
                 raise not_savable(where, type(place.value).__name__)
-            is_new = self._begun.get(place.path) is None
-            if is_new and is_handle(place.value):
+            if self._made.get(place.path) is None and is_handle(place.value):
                 self._handled.add(place.name)
-            elif not is_written(place.value):
-                self._audit.tell(place.path, place.value, "cannot be saved")
             return None
         if isinstance(place.value, set) and len(place.value) > 1:
-            self._audit.tell(place.path, place.value, "order")
+            is_anew = place.path in self._anew and self._is_as_begun(place, encoder.names)
+            if not is_anew:
+                self._audit.tell(place.path, place.value, "order")
         encoded = Encoded([place.name, key, content.content], content.arrays)
-        if "." in place.path and not self._reached.is_registered(place.path):
+        if "." in place.path and not self._reach.is_registered(place.path):
             self._say_size(place.path, encoded)
         return encoded
 
     def _beyond(self, state: Mapping[str, Any], encoder: Encoder) -> dict[str, Any]:
         """Returns the registered values that the walk does not reach."""
         found = {}
-        for path in self._reached.registered:
-            spot = self._reached.spot(path)
-            is_known = _has_under(path, state) or self._reached.is_left_out(path)
+        for path in self._reach.registered:
+            spot = self._reach.spot(path)
+            is_known = _has_under(path, state) or self._reach.is_left_out(path)
             if is_known or not spot.is_there:
                 continue
             value = spot.value
@@ -342,26 +359,27 @@ class Values:
 
     def problems(self, state: Mapping[str, Any]) -> list[str]:
         """Returns one line for each value that is missing in the state or has no place here."""
-        _, names, nodes = self._nodes()
+        _, names, nodes = self._nodes(self._reach.walk_just_made())
+        self._nodes_then = nodes
         encoded = {path: value for path, value in state.items() if isinstance(value, Encoded)}
         decoder = Decoder(next((e.arrays for e in encoded.values()), {}), names)
         problems = [
             f"{path}: missing in the checkpoint."
-            for path in self._reached.registered
-            if not self._reached.is_left_out(path) and self._is_missing(path, state)
+            for path in self._reach.registered
+            if not self._reach.is_left_out(path) and self._is_missing(path, state)
         ]
         self._decoded = {}
         for path, value in encoded.items():
             # What is left out may have something in common with what is not.
             misfit = self._misfit(path, value.content, decoder, nodes)
-            if self._reached.is_left_out(path):
+            if self._reach.is_left_out(path):
                 self._decoded.pop(path, None)
             else:
                 problems += misfit
         return problems
 
     def _is_missing(self, path: str, state: Mapping[str, Any]) -> bool:
-        has_own = state_setter(self._reached.spot(path).value) is not None  # then it is no value
+        has_own = state_setter(self._reach.spot(path).value) is not None  # then it is no value
         return not has_own and not _has_under(path, state)
 
     def _misfit(
@@ -376,7 +394,7 @@ class Values:
             return [f"{path}: {error.args[0]}."]
         self._decoded[path] = name, key, value
         if name is None:
-            is_here = self._reached.spot(path).is_there
+            is_here = self._reach.spot(path).is_there
             return [] if is_here else [f"{path}: in the checkpoint, and not here."]
         if name not in nodes:
             return [f"{path}: in the checkpoint, and not here."]
@@ -385,24 +403,24 @@ class Values:
             there, here = _shape(value), _shape(node.value)
             other = f"{path} is {there} in the checkpoint and {here} here."
             return [other] * (there != here)
-        is_taken = not self._reached.is_registered(path) and _is_taken(node, key, value)
+        is_taken = not self._reach.is_registered(path) and _is_taken(node, key, value)
         return [f"{path}: a value in the checkpoint, and no value here."] * is_taken
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Restores a state without `problems`; `differences` says later what is not exact."""
-        _, names, nodes = self._nodes()
+        names, nodes = self._setup, self._nodes_then
         decoded, self._decoded = self._decoded, {}
-        then = {p: t for p, t in state[_CONSTANTS].items() if not self._reached.is_left_out(p)}
+        then = {p: t for p, t in state[_CONSTANTS].items() if not self._reach.is_left_out(p)}
         given = follow(self._constants, then, decoded, nodes)
         self.lines += given.lines
         anew = given.paths
         for path, (name, key, value) in decoded.items():
             if name is None:
-                self._reached.spot(path).put(value)
+                self._reach.spot(path).put(value)
             elif path not in anew:
                 nodes[name].put(key, value)
         for name, key in state[_DELETED]:
-            if name in nodes and not self._reached.is_left_out(f"{name}.{key}".lstrip(".")):
+            if name in nodes and not self._reach.is_left_out(f"{name}.{key}".lstrip(".")):
                 nodes[name].remove(key)
         decoder = Decoder({}, names)
         for name, keys in state[_ORDER].items():
@@ -413,13 +431,12 @@ class Values:
         self._moved = {decoded[path][0] for path in self._changed}
         self._deleted = [[name, key] for name, key in state[_DELETED]]
         self._ordered = {*state[_ORDER]}
-        walk, names, nodes = self._nodes()
-        moved = {name: node for name, node in nodes.items() if name in self._moved}
-        self._restored = {
-            place.path: place.look(names)
-            for place in self._places(moved, walk)
-            if place.path in self._changed
-        }
+        self._hooked_then = {*state.get(_HOOKED, ())}
+        for path, (name, key, _) in decoded.items():
+            if name is not None and path in self._changed:
+                self._restored[path] = look(
+                    nodes[name].places().get(key), names, is_whole=key is WHOLE
+                )
         return []
 
     def differences(self) -> Iterator[str]:
@@ -427,7 +444,7 @@ class Values:
         on_train_begin, say.
         """
         for path, then in self._restored.items():
-            if not is_same(then, self._begun.get(path, _NOTHING)):
+            if path not in self._hooked_then and not is_same(then, self._stood_at_begin(path)):
                 yield path
         self._restored = {}
 
@@ -437,32 +454,15 @@ def _is_long(keys: Iterable[Any]) -> bool:
     return any(key is WHOLE for key in keys)
 
 
-def look(value: Any, names: Names, *, is_whole: bool = False) -> Any:
-    """Returns a place's value to compare later: a simple value itself, else a checksum.
-
-    With `is_whole` it is a checksum of what the object itself holds.
-    """
-    if type(value) in _SIMPLE:
-        return value
-    summary = Summary(names)
-    content = summary.inside(value, "") if is_whole else summary.encode(value, "")
-    number = Encoded(content, summary.arrays).checksum()
-    items = None
-    if isinstance(value, (list, tuple, deque, dict)) and len(value) >= SAMPLED:
-        items = [*value, *value.values()] if isinstance(value, dict) else [*value]
-    return Seen(f"{number:08x}", value if summary.is_opaque else None, items)
-
-
-def is_same(one: Any, other: Any) -> bool:
-    """Returns whether two looks at a place saw the same value."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, Seen):
-        is_like = one.thing is other.thing and one.content == other.content
-        if not is_like or one.items is None:
-            return bool(is_like)
-        return all(map(operator.is_, one.items, other.items))
-    return repr(one) == repr(other) if type(one) is float else bool(one == other)
+def _refuse_unnamed(place: Place, names: Names) -> None:
+    """Raises a RuntimeError for a part of a layer that no start could load: it has no name."""
+    is_part = isinstance(place.node, LayerNode) and isinstance(place.value, _PARTS)
+    if is_part and names.name_of(place.value) is None:
+        raise RuntimeError(
+            f"self.{place.path}: appeared after setup, while what was there is used still; a "
+            "resumed run would not have it when its state is restored. Make in setup_model all "
+            "that training needs, and use a part of it; or exclude_from_state it there."
+        )
 
 
 def _has_under(path: str, state: Mapping[str, Any]) -> bool:
@@ -470,18 +470,39 @@ def _has_under(path: str, state: Mapping[str, Any]) -> bool:
     return any(p == path or p.startswith((f"{path}.", f"{path}[:]")) for p in state)
 
 
-def _is_known(seen: Any) -> bool:
-    """Returns whether another process can compare a value that was seen."""
-    return not (isinstance(seen, Seen) and seen.thing is not None)
+def _held(node: Node) -> tuple[Collection[Any], Collection[Any]] | None:
+    """Returns the keys of a node and what it holds, if that is seen at a glance."""
+    if isinstance(node, (DictNode, WholeNode)):
+        is_short = isinstance(node.value, (list, deque, dict)) and len(node.value) < _GLANCE
+        if not is_short:
+            return None
+        if not isinstance(node.value, dict):
+            return (), [*node.value]
+        held = {**node.value}
+    else:
+        held = {**(node.flat_places() if isinstance(node, ParameterNode) else node.places())}
+    return held.keys(), held.values()
 
 
-def as_text(seen: Any) -> str:
-    """Returns a value that was seen as a text, which another process can compare."""
-    if isinstance(seen, Seen):
-        return seen.content
-    is_long = type(seen) is int and seen.bit_length() > 63  # Python shows none of 4,300 digits
-    text = f"{type(seen).__name__} {hex(seen) if is_long else repr(seen)}"
-    return text if len(text) < 64 else f"{checksum_of([text.encode(errors='replace')]):08x}"
+def _still(node: Node, names: WalkedNames) -> Still | None:
+    """Returns what a node holds, if that is numbers, texts and objects that have places of their
+    own: these are the same as long as they are the same objects.
+    """
+    held = _held(node)
+    if held is None:
+        return None
+    values: list[Any] = []
+    for value in held[1]:
+        is_simple = type(value) in SIMPLE
+        if not is_simple and names.known(value) is None:
+            return None
+        values.append(value if is_simple else reference(value))
+    return Still((*held[0],), (*values,))
+
+
+def _is_it(now: Any, then: Any) -> bool:
+    """Returns whether a value is the one that was noted, itself or by a reference."""
+    return now is then or (type(then) not in SIMPLE and type(now) not in SIMPLE and now is then())
 
 
 def _is_whole(node: Node) -> bool:
@@ -503,7 +524,10 @@ def _is_taken(node: Node, key: Any, value: Any) -> bool:
         return False
     of_class = getattr(type(node.value), str(key), None)
     is_there = key in node.places()
-    is_code = isinstance(of_class, property) or inspect.isfunction(of_class)
+    is_code = isinstance(of_class, property) or (
+        inspect.isfunction(of_class) and not inspect.isroutine(value)  # which may take its place
+    )
     there = node.places().get(key)
-    has_form = isinstance(there, (paddle.nn.Layer, paddle.optimizer.Optimizer))
-    return (is_code and not is_there) or (has_form and there is not value)
+    # One of these has state of its own; another one in its place is one that setup has made.
+    is_other = isinstance(there, _FORMED) and not isinstance(value, (*_FORMED, type(None)))
+    return (is_code and not is_there) or is_other

@@ -7,7 +7,8 @@ an array, a generator. Each has one path, that of the first way to it, and anoth
 there. Breadth first, each object once, at most MOST of them.
 
 Not walked are the template's own objects, most of paddle's, what talks to the world (files,
-threads, locks, loggers, and what holds one, as progress bars do), code, and long lists of data.
+threads, locks, loggers, connections, iterators), code, and long lists of data. What holds such a
+thing is walked: the attribute that leads to it is closed, and numbers beside it are state.
 
     walk = Walk(experiment, attributes, {"judge": judge})
     walk.nodes["meter"].places()         # {"sum": 1.5, "count": 3}
@@ -36,20 +37,10 @@ from paddle.nn import Layer
 from paddle.optimizer.lr import LRScheduler
 
 from expbase.base import rng
-from expbase.base.encoding import Names
-from expbase.base.objects import attributes_of, class_name, has_attributes
+from expbase.base.any_object import attributes_of, class_name, has_attributes, module_of
+from expbase.base.json_values import Names
 from expbase.state import optimizers
-from expbase.state.classes import (
-    ATOMS,
-    CODE,
-    CONSTANT,
-    LEAVES,
-    WORLD,
-    asks,
-    is_memory,
-    is_users,
-)
-from expbase.state.nodes import (
+from expbase.state.places import (
     GROUPS,
     MANY,
     WHOLE,
@@ -66,6 +57,16 @@ from expbase.state.nodes import (
     StatefulNode,
     WholeNode,
     cells_of,
+)
+from expbase.state.value_kinds import (
+    ATOMS,
+    CODE,
+    CONSTANT,
+    LEAVES,
+    WORLD,
+    asks,
+    is_memory,
+    is_users,
 )
 
 MOST = 20_000  # nodes
@@ -85,6 +86,8 @@ _BY_PATH = (LayerNode, ParameterNode, OptimizerNode, ScheduleNode, StatefulNode)
 _PASSED = (tuple, frozenset, types.MethodType, functools.partial, weakref.ref)
 _FLEET = "paddle.distributed.fleet.meta_parallel."  # the modules of what it wraps round a layer
 _AUTOMATIC = re.compile(r"\w+_\d+\.\w+")  # paddle's names of parameters: "linear_0.w_0"
+# Those, and of other tensors: "generated_tensor_3", "eager_tmp_0".
+AUTOMATIC = re.compile(r"\w+_\d+(\.\w+)?")
 _WORDS = ("None", "True", "False")  # that other keys are written like
 _SMALLEST_ID = 1 << 20
 
@@ -125,18 +128,25 @@ class Walk:
         self.classes: dict[str, type] = {}
         self.closed: dict[str, Any] = {}  # what has no places: code, files, iterators
         self.is_whole = True  # whether it ended before MOST
+        self.updated: dict[int, Any] = {}  # parameters of optimizers, by id
+        self.reporting: list[str] = []  # the beginnings of paths in progress bars and clients
+        self._num_objects = 1  # without parameters
         self.paths: dict[int, str] = {}  # by id
         self.automatic: dict[str, str] = {}  # of parameters: paths by paddle's names
         self._roots: set[int] = set()  # ids of layers that are noted, or left out
         self._plain: set[type] = set()  # classes whose objects are their attributes
         self.alive: list[Any] = []  # so that no id is used again
-        self._worldly: dict[tuple[int, int], bool] = {}
+        self._worldly: dict[tuple[int, int], bool] = {}  # by id, and by the depth of the look
         self._queue: deque[tuple[str, Any, Node, Any]] = deque()
         self._later: deque[tuple[str, Node]] = deque()  # dicts whose keys need what comes before
         self._note("", root)
         for path, value in (excluded or {}).items():
             self._leave_out(path, unwrap(value))
         self.enter((name, v, self.nodes[""], name) for name, v in attributes.items())
+
+    def has(self, value: Any) -> bool:
+        """Returns whether an object is used: somewhere, or by an optimizer."""
+        return id(value) in self.paths or id(value) in self.updated
 
     def names(self) -> WalkedNames:
         """Returns the names by which another start finds the same objects."""
@@ -151,7 +161,7 @@ class Walk:
                     self._visit(*self._queue.popleft())
                 else:
                     self._enter(*self._later.popleft())
-                self.is_whole = len(self.nodes) <= MOST
+                self.is_whole = self._num_objects <= MOST
 
     def _visit(self, path: str, value: Any, parent: Node, key: Any) -> None:
         kind = type(value)
@@ -167,10 +177,8 @@ class Walk:
             path = self._free(path)
             self._note(path, value)
             self.nodes[path] = node = Node(value)
-            for name, item in attributes_of(value).items():
-                if type(item) not in ATOMS:
-                    self._queue.append((self.path_of(path, name), item, node, name))
-            return
+            self._num_objects += 1
+            return self._enter_attributes(path, node)
         self.classes.setdefault(class_name(kind), kind)
         if not isinstance(value, CONSTANT):
             self._meet(path, value, parent, key)
@@ -188,7 +196,11 @@ class Walk:
         if not isinstance(value, _OFTEN) and isinstance(value, _PASSED):
             return self._pass_through(path, value, parent)
         if isinstance(parent, LayerNode) and parent.has_with_weights(key):
-            return self._note(path, value)  # a checkpoint has it
+            self._note(path, value)  # a checkpoint has it
+            if attributes_of(value):
+                self.nodes[path] = Node(value)
+                self._enter_attributes(path, self.nodes[path])
+            return
         if isinstance(value, type):
             self.classes.setdefault(class_name(value), value)
         node = self._node_of(path, value)
@@ -206,12 +218,17 @@ class Walk:
             self._note(path, node.value)
             self.wrapped[path] = value
         self.nodes[path] = node
+        self._num_objects += not isinstance(node, ParameterNode)  # of which there are many
         if isinstance(node, (OptimizerNode, ScheduleNode, StatefulNode)) or (
             isinstance(node, ParameterNode) and not isinstance(parent, LayerNode)
         ):
             self.found_at[path] = (parent, key)
         if isinstance(node, ParameterNode):
             self.automatic.setdefault(node.value.name, path)
+            self._extend(path, node, node.children())
+        elif isinstance(parent, (OptimizerNode, GroupNode)) and key in optimizers.LISTS:
+            # Those of layers; one that stands in none any more is updated still.
+            self.updated |= {id(parameter): parameter for parameter in value}
         elif isinstance(node, DictNode) and any(map(_is_of_process, node.places())):
             self._later.append((path, node))
         elif not isinstance(value, LEAVES) or getattr(value, "__dict__", None):
@@ -232,6 +249,11 @@ class Walk:
             self._extend(path, parent, [("()", value())])
         elif isinstance(value, tuple) and len(value) < MANY:
             self._extend(path, parent, enumerate(value))
+
+    def _enter_attributes(self, path: str, node: Node) -> None:
+        for name, item in attributes_of(node.value).items():
+            if type(item) not in ATOMS:
+                self._queue.append((self.path_of(path, name), item, node, name))
 
     def _enter(self, path: str, node: Node) -> None:
         is_dotted = isinstance(node, (LayerNode, OptimizerNode))  # whose keys may be paths
@@ -330,8 +352,10 @@ class Walk:
             return None if is_of_data else StatefulNode(value)
         if not self._is_open(value):
             return None
-        if is_users(type(value).__module__):
+        if is_users(module_of(type(value))):
             self._plain.add(type(value))
+        elif self._is_of_the_world(value, 3):
+            self.reporting.append(f"{path}.")
         return Node(value)
 
     def _is_open(self, value: Any) -> bool:
@@ -339,21 +363,21 @@ class Walk:
         kind = type(value)
         if not has_attributes(value) or is_memory(value):
             return False
-        if is_users(kind.__module__):
+        if is_users(module_of(kind)):
             return True
-        root, _, module = kind.__module__.partition(".")
+        root, _, module = module_of(kind).partition(".")
         if hasattr(value, "__next__"):
             return False
         if root in _NOT_OF_PYTHON:
             return False
         if root == "queue":  # which has locks
             return True
-        if root in _PARTLY and not module.startswith(_PARTLY[root]):
-            return False
-        return not self._is_of_the_world(value, 3)
+        return root not in _PARTLY or module.startswith(_PARTLY[root])
 
     def _is_of_the_world(self, value: Any, depth: int) -> bool:
-        """Returns whether an object of an installed package holds a file, a thread or a lock."""
+        """Returns whether an object of an installed package holds a file, a thread or a lock: it
+        reports, as progress bars and clients do, and what it cannot save is worth no line.
+        """
         known = self._worldly.get((id(value), depth))
         if known is None:
             self.alive.append(value)
@@ -373,6 +397,9 @@ class Walk:
 class WalkedNames(Names):
     """The names by which another start finds the same objects; it keeps them alive only where
     they cannot be watched.
+
+    An object has the name that it has at the end of setup, wherever it stands since then. What is
+    made later in the place of a layer, an optimizer or the like, which is gone, gets its name.
     """
 
     def __init__(self, walk: Walk) -> None:
@@ -381,21 +408,25 @@ class WalkedNames(Names):
         for value in walk.alive:
             path = walk.paths.get(id(value))
             if path is not None and path not in self._refs:
-                self._refs[path] = _reference(value)
+                self._refs[path] = reference(value)
                 self._paths[id(value)] = path
         self._automatic = {name: walk.nodes[path].value for name, path in walk.automatic.items()}
         self._classes = walk.classes
         self._closed = {*walk.closed}
-        self._by_path: dict[int, str] = {}  # of a later walk
-        self._nodes: dict[str, Node] = {}  # of that one
+        self._anew: dict[int, str] = {}  # names of what a later walk has found in another's place
+        self._made: dict[str, Any] = {}  # by name
         self._others: Mapping[int, str] = {}  # what else has a name
 
     def now(self, walk: Walk) -> WalkedNames:
-        """Returns the same names in a later walk; of what is saved by its path, the path."""
+        """Returns the same names in a later walk, with what was made anew since."""
         names = copy.copy(self)
-        nodes = walk.nodes.items()
-        names._nodes = {p: n for p, n in nodes if isinstance(n, _BY_PATH) and self.has(p)}
-        names._by_path = {id(node.value): path for path, node in names._nodes.items()}
+        names._made = {
+            path: node.value
+            for path, node in walk.nodes.items()
+            if isinstance(node, _BY_PATH) and path in self._refs
+            if self.known(node.value) is None and not walk.has(self.get(path))
+        }
+        names._anew = {id(value): path for path, value in names._made.items()}
         return names
 
     def and_others(self, paths: Mapping[int, str]) -> WalkedNames:
@@ -412,18 +443,29 @@ class WalkedNames(Names):
         """Returns whether an object has a name and no places: a file, say."""
         return self.name_of(value) in self._closed
 
-    def name_of(self, value: Any) -> str | None:
-        path = self._by_path.get(id(value)) or self._paths.get(id(value))
-        known = None if path is None else self.get(path)
+    def known(self, value: Any) -> str | None:
+        """Returns the name of an object that setup has made; None for any other one."""
+        path = self._paths.get(id(value))
+        found = None if path is None else self._refs[path]()
         # The node of a wrapper of fleet's is that of the optimizer in it.
-        is_known = path is not None and (known is value or known is optimizers.innermost(value))
-        return path if is_known else self._others.get(id(value))
+        is_known = path is not None and (found is value or found is optimizers.innermost(value))
+        return path if is_known else None
+
+    def name_of(self, value: Any) -> str | None:
+        path = self.known(value)
+        if path is None:
+            path = self._anew.get(id(value))
+        return self._others.get(id(value)) if path is None else path
 
     def get(self, name: str) -> Any:
-        if name in self._nodes:
-            return self._nodes[name].value
+        if name in self._made:
+            return self._made[name]
         found = self._refs.get(name)
         return None if found is None else found()
+
+    def may_be_keys(self, keys: Mapping[Any, Any]) -> bool:
+        known: Any = self._automatic if type(next(iter(keys))) is str else self._paths
+        return not known.keys().isdisjoint(keys)
 
     def key_of(self, key: Any) -> Any:
         if type(key) is str and key in self._automatic:
@@ -459,7 +501,8 @@ def nodes_in_layers(layers: Iterable[Any]) -> list[Node]:
     return [*map(DictNode, buffers), *map(WholeNode, tensors), *found]
 
 
-def _reference(value: Any) -> Callable[[], Any]:
+def reference(value: Any) -> Callable[[], Any]:
+    """Returns what gives the object, as long as it lives."""
     # A thing that is replaced should not keep its memory; a list cannot be watched like that.
     try:
         return weakref.ref(value)
@@ -477,7 +520,7 @@ def unwrap(layer: Any) -> Any:
 def _wrapped(layer: Any) -> Any:
     if not isinstance(layer, Layer):
         return None
-    fleets = type(layer).__module__.startswith(_FLEET)
+    fleets = module_of(type(layer)).startswith(_FLEET)
     inside = layer._sub_layers if fleets or isinstance(layer, paddle.DataParallel) else {}
     return inside.get("_layers", inside.get("_layer"))  # fleet's own layers have neither name
 

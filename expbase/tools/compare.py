@@ -20,10 +20,10 @@ from expbase.tools.runs import metric_lines
 
 def files(checkpoint: Path) -> dict[str, str]:
     """Returns the checksum of each file of tensors in a checkpoint."""
-    found = storage.read(checkpoint)
-    del found[STATE_FILE]
     return {
-        name: f"sha256 {hashlib.sha256(data.tobytes()).hexdigest()}" for name, data in found.items()
+        name: f"sha256 {hashlib.sha256(data.tobytes()).hexdigest()}"
+        for name, data in storage.opened(checkpoint).files.items()
+        if name != STATE_FILE
     }
 
 

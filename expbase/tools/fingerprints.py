@@ -27,8 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from expbase.base.encoding import checksum
 from expbase.base.files import checksum_of, write_single_file
+from expbase.base.json_values import checksum
 from expbase.checkpoint import layout
 from expbase.defaults import fill
 from expbase.experiment import ExperimentBase

@@ -141,6 +141,8 @@ def _saved(history: History, part: Part) -> dict[str, Any]:
 
 def _note_what_was_made(made: Made, legs: Sequence[Leg], output: Path) -> None:
     """Notes the checkpoints and the updates that were made, and what may explain a difference."""
+    from expbase.base.json_values import is_of_a_sample  # here: it imports paddle
+
     then, now = made.then, made.now
     for line in json_lines(again.saved_path(output)):
         now.saved |= {name: saved for name, saved in line.items() if name in then.saved}
@@ -150,6 +152,8 @@ def _note_what_was_made(made: Made, legs: Sequence[Leg], output: Path) -> None:
         begins = leg.start["iteration"] == made.part.first
         names = [name for name in _FACTS if begins or name not in _OF_BEGIN]
         names = [name for name in names if name in leg.start and name in start]
+        if is_of_a_sample(*(str(facts.get("first_batch")) for facts in (leg.start, start))):
+            names.remove("first_batch")
         for side, facts in ((then, leg.start), (now, start)):
             side.facts |= {name: facts[name] for name in names}
         made.changed |= differences(*({n: facts[n] for n in names} for facts in (leg.start, start)))

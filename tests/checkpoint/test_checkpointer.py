@@ -203,7 +203,7 @@ def rewrite(source: Path, run: Path, change: Any, **facts: Any) -> None:
     `change` is what is done to the state, or the text that takes its place.
     """
     path = layout.listed(source / "checkpoints")[-1]
-    files = {name: data.tobytes() for name, data in storage.read(path).items()}
+    files = {name: data.tobytes() for name, data in storage.opened(path).files.items()}
     if callable(change):
         state = json.loads(files["state.json"])
         change(state)

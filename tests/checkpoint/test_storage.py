@@ -33,7 +33,7 @@ def newest_intact(directory: Path) -> tuple[Path | None, list[str]]:
 
 
 def content(path: Path) -> dict[str, bytes]:
-    return {name: data.tobytes() for name, data in storage.read(path).items()}
+    return {name: data.tobytes() for name, data in storage.opened(path).files.items()}
 
 
 def damage(path: Path) -> str:
@@ -188,7 +188,7 @@ def test_a_manifest_names_files_beside_it_only(tmp_path: Path, name: str) -> Non
     path = write(tmp_path, 1)
     manifest = storage._manifest_bytes(1, {name: {"size": 1, "crc32": 1}}, {})
     (path / "manifest.json").write_bytes(manifest)
-    for reader in (storage.verify, storage.read):
+    for reader in (storage.verify, storage.opened):
         with pytest.raises(CheckpointError, match=r"manifest\.json: its content has changed"):
             reader(path)
 

@@ -23,7 +23,6 @@ from tiny import curve, same_bits
 from expbase import ExperimentBase, main
 from expbase.checkpoint.model_files import read_weights
 from expbase.checkpoint.named import find_at
-from expbase.checkpoint.storage import read
 from expbase.extras.all_events import AllEvents
 
 ROOT = Path(__file__).parents[2]
@@ -159,7 +158,7 @@ def test_mixed_precision_scales_steps_and_saves_the_scale(
     assert not plain.scaler.is_enable()
     for one, other in zip(arrays(plain.model), arrays(scaled.model), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
-    assert '"scaler"' in read(find_at(tmp_path / "scaled"))["state.json"].tobytes().decode()
+    assert '"scaler"' in (find_at(tmp_path / "scaled") / "state.json").read_text()
 
 
 def test_bfloat16_rounds_factors_and_not_weights(tmp_path: Path) -> None:

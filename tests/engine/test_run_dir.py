@@ -391,7 +391,7 @@ def test_a_checkpoint_or_a_model_makes_no_run_anew(tmp_path: Path) -> None:
 
 OWN = (
     *("config.yaml", ".lock-0", "metrics.jsonl", "validations.jsonl", "ledger.jsonl", "STOP"),
-    *("worker_0.log", "vdlrecords.run.log"),
+    *("doctor.json", "worker_0.log", "vdlrecords.run.log"),
 )
 
 

@@ -425,7 +425,7 @@ def test_what_the_code_sets_otherwise_is_one_line_and_no_loss(module: Any) -> No
     other = Start(made(2), saved)
     assert other.lost == []
     (line,) = other.lines
-    assert line.startswith("set otherwise than at the start of the checkpoint: ")
+    assert line.startswith("set otherwise than by the start before: ")
     assert sorted(line.partition(": ")[2].split(", ")) == ["module audited_four.step", "self.scale"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import sys
 import threading
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -20,8 +21,8 @@ from paddle.optimizer import lr
 from starts import Start
 from tiny import Points, Tiny, run_of, same_bits, trained
 
-from expbase.base.encoding import Encoded
-from expbase.state.nodes import DictNode, Node, WholeNode
+from expbase.base.json_values import Encoded
+from expbase.state.places import DictNode, Node, WholeNode
 from expbase.state.rollback import Rollback
 
 
@@ -389,7 +390,7 @@ def test_a_value_in_the_place_of_a_method_a_property_or_a_layer_is_a_problem(
         f"{name}: a value in the checkpoint, and no value here."
         for name in ("log", "iteration", "rank", "optimizer")
     ]
-    state.registered += held
+    state.reach.registered += held
     assert state.values.problems(saved) == []  # a user names them
 
 
@@ -725,7 +726,7 @@ LONGER: dict[str, tuple[Callable[[int], Any], str]] = {
                "decaying.<locals>.<lambda> factor=0.4"),
     "rate": (lambda n: lr.ExponentialDecay(n / 100, 0.9), "base_lr: 0.8 by the code, 0.4"),
     "boundaries": (lambda n: lr.PiecewiseDecay([2, n // 10], [0.3, 0.2, 0.1]),
-                   "boundaries: [2, 8] by the code, [2, 4]"),
+                   "boundaries[1]: 8 by the code, 4"),
     "cyclic": (lambda n: lr.CyclicLR(0.01, 0.1, n // 10), "cycle_size: 16.0 by the code, 8.0"),
     "warm twice": (lambda n: warm(warm(lr.CosineAnnealingDecay(0.1, n), 2)),
                    "learning_rate.learning_rate.T_max: 80 by the code, 40"),
@@ -860,20 +861,188 @@ def test_what_training_has_changed_once_stays_state() -> None:
     assert other.paths() == ["level"]
 
 
-def test_what_on_train_begin_sets_is_the_codes() -> None:
+LOST = "has changed in training, and is not what it was then"
+
+
+def test_what_on_train_begin_sets_once_is_state_and_what_it_sets_each_time_is_no_line() -> None:
+    made: dict[str, Any] = {"rate": 0.1, "time": 0, "starts": 0, "scale": None, "count": 0}
+
     def begin(own: Any) -> None:
-        own.total = 100
+        own.starts += 1
+        own.time = own.starts * 1000.0
+        if not own.rate > 0.1:  # the first time
+            own.rate, own.scale = 0.5, np.ones(2)
 
-    one = Start({"total": 0, "count": 0}, during=begin)
+    one = Start(dict(made), during=begin)
     one.own.count = 1
-    assert one.paths() == ["count"]
+    assert one.paths() == ["rate", "time", "starts", "scale", "count"]
+    other = Start(dict(made), one.saved(), during=begin)
+    assert (other.lost, other.lines) == ([], [])
+    own = other.own
+    assert (own.rate, own.starts, own.time, own.count) == (0.5, 2, 2000.0, 1)
+    assert own.scale.tolist() == [1, 1]
 
-    def otherwise(own: Any) -> None:
+    # A third start knows of the second what this one knows of the first.
+    third = Start(dict(made), other.saved(), during=begin)
+    assert (third.lost, third.own.starts, third.own.rate) == ([], 3, 0.5)
+
+
+def test_what_training_has_changed_and_on_train_begin_sets_anew_is_lost() -> None:
+    def begin(own: Any) -> None:
         own.count = 5
 
-    other = Start({"total": 0, "count": 0}, one.saved(), during=otherwise)
-    words = "has changed in training, and is not what it was then"
-    assert other.lost == [f"self.count: {words}"]
+    one = Start({"count": 0}, during=begin)
+    one.own.count = 6
+    other = Start({"count": 0}, one.saved(), during=begin)
+    assert other.lost == [f"self.count: {LOST}"]
+    # It was told, and the next start sets what it has.
+    assert Start({"count": 0}, other.saved(), during=begin).lost == []
+
+
+def test_what_on_train_begin_sets_once_and_cannot_be_saved_is_lost() -> None:
+    def each_time(own: Any) -> None:
+        own.fn = lambda: own.count
+
+    def once(own: Any) -> None:
+        if own.count == 0:
+            each_time(own)
+
+    text = (
+        "self.fn: on_train_begin had set it, which no checkpoint can hold, and has not set it again"
+    )
+    for during, lost in ((each_time, []), (once, [text])):
+        one = Start({"fn": None, "count": 0}, during=during)
+        one.own.count = 1
+        one.saved()
+        assert one.warned == []
+        other = Start({"fn": None, "count": 0}, one.saved(), during=during)
+        assert other.lost == lost
+        assert Start({"fn": None, "count": 0}, other.saved(), during=during).lost == lost
+
+
+def make_layers() -> dict[str, Any]:
+    layers = [paddle.nn.Linear(1, 1) for _ in range(3)]
+    model = paddle.nn.Sequential(*layers[:2])
+    return {"model": model, "other": layers[2], "active": model[0], "row": [model[0]], "none": None}
+
+
+def test_a_place_may_hold_another_layer_of_those_that_setup_has_made() -> None:
+    one = Start(make_layers())
+    own = one.own
+    own.model[1].weight.set_value(paddle.full([1, 1], 7.0))
+    own.active, own.none, own.row[0] = own.model[1], own.other, own.other
+    saved = one.saved()
+    assert saved["files"].keys() == {"model", "other", "active"}  # as setup has named them
+    own = Start(make_layers(), saved).own
+    assert own.active is own.model[1]
+    assert own.none is own.row[0] is own.other
+    assert [layer.weight.item() == 7 for layer in own.model] == [False, True]
+
+
+def test_a_part_that_is_a_second_name_may_be_another_part() -> None:
+    def made() -> dict[str, Any]:
+        model = paddle.nn.Sequential(paddle.nn.Linear(1, 1), paddle.nn.Linear(1, 1))
+        model.active = model[0]
+        model[0].scale = model[0].weight  # of a parameter, too
+        return {"model": model}
+
+    one = Start(made())
+    model = one.own.model
+    model[1].weight.set_value(paddle.full([1, 1], 7.0))
+    model.active, model[0].scale = model[1], model[1].weight
+    model = Start(made(), one.saved()).own.model
+    assert model.active is model[1]
+    assert model[0].scale is model[1].weight
+    assert [model[0].weight.item() == 7, model[1].weight.item() == 7] == [False, True]
+
+
+def test_attributes_of_a_parameter_are_state() -> None:
+    def made() -> dict[str, Any]:
+        return {"model": paddle.nn.Linear(2, 2)}
+
+    one = Start(made())
+    weight = one.own.model.weight
+    weight.mask, weight.steps, weight.need_clip = paddle.eye(2), 3, False
+    weight.optimize_attr["learning_rate"] = 0.5
+    weight.is_distributed = True  # paddle's own
+    weight = Start(made(), one.saved()).own.model.weight
+    assert weight.mask.tolist() == [[1, 0], [0, 1]]
+    assert (weight.steps, weight.need_clip, weight.optimize_attr) == (
+        3,
+        False,
+        {"learning_rate": 0.5},
+    )
+    assert not weight.is_distributed
+
+
+def test_an_optimizer_updates_what_it_did() -> None:
+    def made() -> dict[str, Any]:
+        model = paddle.nn.Sequential(paddle.nn.Linear(1, 1), paddle.nn.Linear(1, 1))
+        return {"model": model, "sgd": paddle.optimizer.SGD(0.1, model.parameters())}
+
+    one = Start(made())
+    one.own.sgd._parameter_list[:] = one.own.sgd._parameter_list[3:1:-1]
+    own = Start(made(), one.saved()).own
+    expected = [own.model[1].bias, own.model[1].weight]
+    assert [*map(id, own.sgd._parameter_list)] == [*map(id, expected)]
+    assert own.sgd._param_groups is own.sgd._parameter_list
+
+
+def test_functions_and_methods_are_values_by_name() -> None:
+    def made() -> dict[str, Any]:
+        counts = Steps()
+        loss: Any = paddle.nn.functional.mse_loss
+        return {"counts": counts, "loss": loss, "fn": counts.up, "sine": np.sin}
+
+    one = Start(made())
+    own = one.own
+    own.loss, own.fn, own.sine = paddle.nn.functional.l1_loss, own.counts.down, np.cos
+    own = Start(made(), one.saved()).own
+    assert own.loss is paddle.nn.functional.l1_loss
+    assert own.fn == own.counts.down
+    assert own.sine is np.cos
+    one.own.loss = os.remove  # a file might name anything
+    assert "loss" not in one.paths()
+    assert "self.loss" in one.warned[0]
+
+
+class Steps:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def up(self) -> None:
+        self.count += 1
+
+    def down(self) -> None:
+        self.count -= 1
+
+
+@pytest.mark.parametrize("size", [9_999, 10_001])
+def test_one_item_of_many_is_seen(size: int) -> None:
+    """Also in the middle, and of what stands in what is long."""
+
+    def made() -> dict[str, Any]:
+        return {
+            "ints": [*range(size)], "texts": [*map(str, range(size))],
+            "rows": [[n] for n in range(size)],
+            "dicts": [{"n": n} for n in range(size)], "table": {n: [n] for n in range(size)},
+            "names": {f"k{n}": n for n in range(size)}, "array": np.zeros(size, "float32"),
+            "bytes": np.zeros(size, bool), "many": [np.zeros(1) for _ in range(size)],
+        }  # fmt: skip
+
+    one = Start(made())
+    own, middle = one.own, size // 2 + 7
+    own.ints[middle], own.texts[middle] = -1, "x"
+    own.rows[middle][0], own.dicts[middle]["n"], own.table[middle][0] = -1, -1, -1
+    own.names[f"k{middle}"], own.array[middle], own.bytes[middle] = -1, 256, True
+    own.many[middle][0] = 1
+    saved = one.saved()
+    assert {path.removesuffix("[:]") for path in one.paths()} == {*made()}
+    own = Start(made(), saved).own
+    assert (own.ints[middle], own.texts[middle], own.rows[middle]) == (-1, "x", [-1])
+    assert (own.dicts[middle], own.table[middle], own.names[f"k{middle}"]) == ({"n": -1}, [-1], -1)
+    assert (own.array[middle], own.bytes[middle], own.many[middle][0]) == (256, True, 1)
+    assert [*own.table] == [*range(size)]
 
 
 def test_a_minus_and_a_type_are_changes() -> None:

@@ -25,9 +25,9 @@ from paddle.io import BatchSampler, DataLoader
 from paddle.optimizer import lr
 from tiny import Points
 
-from expbase.state import classes, walk
-from expbase.state.classes import is_users
-from expbase.state.nodes import WHOLE, DictNode, Node
+from expbase.state import value_kinds, walk
+from expbase.state.places import WHOLE, DictNode, Node
+from expbase.state.value_kinds import is_users
 from expbase.state.walk import Walk, nodes_in_layers
 
 
@@ -153,9 +153,8 @@ def test_what_is_set_on_a_layer_is_reached_and_what_paddle_keeps_there_is_not() 
     model.own = [1]
     model[0].register_buffer("passing", paddle.ones([1]), persistable=False)
     found = Walk(None, {"model": model})
-    assert {*found.nodes["model"].places()} == {"own", "training"}
+    assert {*found.nodes["model"].places()} == {"own", "training", "0", "1"}
     assert "passing" in found.nodes["model.0"].places()
-    assert "_mean" not in found.nodes["model.0"].places()  # is saved with the weights
     model[0](paddle.ones([3, 2]))  # the first forward sets an attribute
     again = Walk(None, {"model": model})
     assert again.nodes.keys() == found.nodes.keys()
@@ -287,7 +286,7 @@ SOURCE = "import threading\nclass Thing:\n    pass\nclass Busy:\n    pass\n"
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     """Imports a module of a folder; a name is used in one test alone."""
     is_users.cache_clear()
-    classes._installed_in.cache_clear()
+    value_kinds._installed_in.cache_clear()
 
     def imported(name: str, folder: str, *, record: str = "", egg: bool = False) -> Any:
         root = tmp_path / folder
@@ -305,7 +304,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 
     yield imported
     is_users.cache_clear()
-    classes._installed_in.cache_clear()
+    value_kinds._installed_in.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -334,17 +333,20 @@ def test_python_paddle_and_expbase_are_not_the_users() -> None:
     assert is_users(__name__)
 
 
-def test_what_holds_a_lock_a_file_or_a_thread_has_no_places_if_it_is_installed(
+def test_what_holds_a_lock_a_file_or_a_thread_only_reports_if_it_is_installed(
     install: Any,
 ) -> None:
     theirs = install("walked_client", "site-packages")
     ours = install("walked_ours", "clone")
-    for found, expected in ((theirs, []), (ours, ["bar", "bar.inner"])):
+    for found, reporting in ((theirs, ["bar.", "bar.inner."]), (ours, [])):
         bar = found.Busy()
         bar.inner = found.Thing()
         bar.inner.lock = threading.Lock()
         bar.count = 1
-        assert nodes(bar=bar) == expected
+        walk = Walk(None, {"bar": bar})
+        assert walk.reporting == reporting
+        assert [*walk.nodes] == ["", "bar", "bar.inner"]  # numbers beside it are state
+        assert "bar.inner.lock" in walk.closed
     meter = theirs.Thing()
     meter.sum, meter.values = 1.5, [1]
     assert nodes(meter=meter) == ["meter", "meter.values"]

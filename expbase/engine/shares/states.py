@@ -27,20 +27,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from expbase.base.any_object import state_setter
 from expbase.base.arrays import Array
-from expbase.base.encoding import checksum
 from expbase.base.generators import (
     generator_kind,
     generator_state,
     new_generator,
     set_generator_state,
 )
-from expbase.base.objects import state_setter
+from expbase.base.json_values import checksum
+from expbase.base.part import Part
 from expbase.engine.due import due_at
 from expbase.ranks import collectives
 from expbase.state.attributes import UserState
+from expbase.state.compare import is_same
 from expbase.state.parts import StatefulObjects, get_state, set_state, statistics
-from expbase.state.values import is_same
 
 ShareState = dict[str, Any]  # of one share: tensors and values by path
 
@@ -53,7 +54,7 @@ class Looked(NamedTuple):
     frozen: dict[str, int]  # checksums of the tensors that are not trained
 
 
-class ShareStates:
+class ShareStates(Part):
     """The shares of one rank; in a checkpoint those of all ranks."""
 
     def __init__(self, training: Any, state: UserState) -> None:
@@ -83,8 +84,8 @@ class ShareStates:
         if self._first_iteration < 0:
             self._first_iteration = iteration
             for kept in self._kept.values():
-                for path in self._state.apart:
-                    kept[path] = _copy(self._state.spot(path).value, kept, path)
+                for path in self._state.reach.apart:
+                    kept[path] = _copy(self._state.reach.spot(path).value, kept, path)
         due = due_at(self._training, iteration, 0, 0, is_epoch_end=False)
         # Not in the first one, in which a layer may set up something.
         made = iteration - self._first_iteration
@@ -102,7 +103,7 @@ class ShareStates:
         finally:
             self.is_computing = False
             kept |= {path: tensor.clone() for path, tensor in self._statistics.items()}
-            kept |= {path: self._state.spot(path).value for path in self._state.apart}
+            kept |= {path: self._state.reach.spot(path).value for path in self._state.reach.apart}
 
     def end(self) -> dict[str, Any]:
         """Ends an update after its last share.
@@ -121,16 +122,16 @@ class ShareStates:
     def _install(self, kept: Mapping[str, Any]) -> None:
         for path, tensor in self._statistics.items():
             tensor.copy_(kept[path], False)  # behind what is queued; no wait
-        for path in self._state.apart:
-            self._state.spot(path).put(kept[path])
+        for path in self._state.reach.apart:
+            self._state.reach.spot(path).put(kept[path])
 
     def _look(self, found: StatefulObjects, *, with_tensors: bool) -> Looked:
         state = self._state
         looked = state.values.looked()
         values: dict[str, Any] = {path: seen for path, (seen, _) in looked.items()}
         values |= {name: checksum(get_state(o)) for name, o in found.objects.items()}
-        beyond = [path for path in state.registered if path not in values]
-        values |= {path: checksum(state.spot(path).value) for path in beyond}
+        beyond = [path for path in state.reach.registered if path not in values]
+        values |= {path: checksum(state.reach.spot(path).value) for path in beyond}
         tables = {p: dict(value) for p, (_, value) in looked.items() if isinstance(value, dict)}
         frozen = {
             f"{path}.{name}": zlib.crc32(Array.of(tensor).data)  # type: ignore[arg-type]
@@ -173,10 +174,6 @@ class ShareStates:
             str(number): {p: get_state(v) if state_setter(v) else v for p, v in kept.items()}
             for number, kept in self._kept.items()
         }
-
-    def problems(self, state: Any) -> list[str]:
-        """Returns none."""
-        return []
 
     def load_state_dict(self, state: Mapping[str, ShareState]) -> list[str]:
         """Takes what the shares of this rank had; returns why continuing is not exact."""

@@ -22,17 +22,17 @@ import numpy as np
 import paddle
 import pytest
 
-from expbase.base import encoding
+from expbase.base import json_values
 from expbase.base.arrays import Array, parse, serialize
-from expbase.base.encoding import checksum
+from expbase.base.json_values import checksum
 
 
 def carried(value: Any) -> Any:
     """A value through JSON and a file of tensors."""
     arrays: dict[str, Array] = {}
-    text = json.dumps(encoding.encode(value, "here", arrays))
+    text = json.dumps(json_values.encode(value, "here", arrays))
     copies = parse(b"".join(map(bytes, serialize(arrays))))
-    return encoding.decode(json.loads(text), "here", copies)
+    return json_values.decode(json.loads(text), "here", copies)
 
 
 class Color(enum.Enum):
@@ -248,7 +248,7 @@ def test_a_thing_that_stands_twice_is_one_thing_and_may_contain_itself() -> None
 def test_a_long_list_of_arrays_of_a_kind_is_one_array() -> None:
     rows = [(np.full(3, n, "float32"), n, n / 2, n % 2 == 0) for n in range(100)]
     arrays: dict[str, Array] = {}
-    encoding.encode(rows, "here", arrays)
+    json_values.encode(rows, "here", arrays)
     assert len(arrays) == 3
     back = carried(rows)
     assert [row[1:] for row in back] == [row[1:] for row in rows]
@@ -275,7 +275,7 @@ def test_two_arrays_never_share_a_place() -> None:
 
 def test_a_set_is_encoded_in_the_same_order_in_every_process() -> None:
     names = {f"name{number}" for number in range(20)}
-    assert encoding.encode(names, "here", {}) == {"$set": sorted(names)}
+    assert json_values.encode(names, "here", {}) == {"$set": sorted(names)}
 
 
 class Deleting:
@@ -295,7 +295,7 @@ def test_what_cannot_be_saved_is_named_with_its_place() -> None:
         return Local()
 
     with pytest.raises(TypeError, match=r"^buffer\.frames\.1: a object cannot be saved; expected"):
-        encoding.encode({"frames": [1, object()]}, "buffer", {})
+        json_values.encode({"frames": [1, object()]}, "buffer", {})
     refused: list[Any] = [
         defaultdict(lambda: 1), iter([1]), (n for n in [1]), len, lambda: 1, json, open(__file__),
         Deleting(), local(), paddle.nn.Linear(1, 1), random.SystemRandom(),
@@ -304,12 +304,12 @@ def test_what_cannot_be_saved_is_named_with_its_place() -> None:
     ]  # fmt: skip
     for value in refused:
         with pytest.raises(TypeError, match=r"^here\.x\b.*cannot be saved"):
-            encoding.encode({"x": value}, "here", {})
+            json_values.encode({"x": value}, "here", {})
     refused[6].close()
 
 
 def test_an_attempt_that_fails_leaves_nothing() -> None:
-    encoder = encoding.Encoder({})
+    encoder = json_values.Encoder({})
     array = np.zeros(2)
     assert encoder.attempt([array, object()], "one") is None
     assert encoder.arrays == {}
@@ -333,7 +333,7 @@ def test_an_attempt_that_fails_leaves_nothing() -> None:
 )
 def test_what_cannot_be_read_is_named_with_its_place(content: Any, text: str) -> None:
     with pytest.raises(LookupError, match=rf"^x: .*{text}"):
-        encoding.Decoder({}).decode({"x": content}, "")
+        json_values.Decoder({}).decode({"x": content}, "")
 
 
 # --- checksums ---------------------------------------------------------------------------------
@@ -367,8 +367,23 @@ def test_equal_values_and_the_same_objects_have_one_checksum() -> None:
 
 
 def test_what_a_defaultdict_calls_is_no_class_of_the_library() -> None:
-    made = encoding.encode(defaultdict(list, a=[1]), "here", {})
-    assert encoding.decode(made, "here", {})["b"] == []
+    made = json_values.encode(defaultdict(list, a=[1]), "here", {})
+    assert json_values.decode(made, "here", {})["b"] == []
     made["$defaultdict"][0] = "subprocess.Popen"
     with pytest.raises(LookupError, match=r"no subprocess\.Popen is made from a file"):
-        encoding.decode(made, "here", {})
+        json_values.decode(made, "here", {})
+
+
+def test_a_checksum_of_what_is_large_is_not_taken_for_one_of_a_sample() -> None:
+    rows, array = [[n] for n in range(10_000)], np.zeros(1 << 23)
+    whole = [
+        json_values.checksum(value) for value in (rows, array, [array], [*map(np.array, rows)])
+    ]
+    assert all(text.startswith("all: ") for text in whole)
+    rows[5_003][0], array[-1] = -1, 1
+    assert json_values.checksum(rows) != whole[0]
+    assert json_values.checksum(array) != whole[1]
+    short = json_values.checksum(rows[:100])
+    assert json_values.is_of_a_sample(whole[0], "1a2b3c4d")  # as expbase 1.0 has noted it
+    assert not json_values.is_of_a_sample(short, "1a2b3c4d")
+    assert not json_values.is_of_a_sample(whole[0], whole[1])

@@ -34,8 +34,14 @@ from paddle.nn import Layer
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
+from expbase.base.any_object import (
+    attributes_of,
+    definer,
+    has_attributes,
+    module_of,
+    state_setter,
+)
 from expbase.base.generators import GENERATORS
-from expbase.base.objects import attributes_of, definer, has_attributes, state_setter
 
 ATOMS = {type(None), bool, int, float, complex, str, bytes, range, slice}
 # What holds nothing that changes, whatever its class is derived from.
@@ -60,7 +66,7 @@ def asks(value: Any) -> bool:
     if isinstance(value, (type, Layer)) or state_setter(value) is None:
         return False
     if isinstance(value, (LRScheduler, Optimizer)):
-        return is_users(definer(type(value), "state_dict").__module__)
+        return is_users(module_of(definer(type(value), "state_dict")))
     return True
 
 
@@ -114,11 +120,16 @@ def is_handle(value: Any) -> bool:
         return True
     if hasattr(value, "__next__") or isinstance(value, (*_COLLECTIONS, BaseException)):
         return False
-    module = type(value).__module__
+    module = module_of(type(value))
     root = module.partition(".")[0]
     is_of_python = root in sys.stdlib_module_names and root != "collections"
     is_of_c = not has_attributes(value) and not is_users(module)
     return is_of_python or is_of_c or holds_handle(value, 2)
+
+
+def talks_to_the_world(value: Any) -> bool:
+    """Returns whether an object is a file, a progress bar or the like, of which nothing is lost."""
+    return value is not None and (is_written(value) or is_handle(value))
 
 
 def holds_handle(value: Any, depth: int = 0) -> bool:

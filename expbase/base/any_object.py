@@ -3,13 +3,23 @@
 attributes_of(meter)              # {"sum": 1.5, "count": 3}; set_attribute(meter, "count", 4)
 state_setter(meter)               # its set_state_dict or load_state_dict; None: it has no state
 class_named(class_name(Meter))    # Meter, in any process that has imported it
+function_named(class_name(function)); method_named(meter, "reset")
 """
 
 from __future__ import annotations
 
 import copyreg
+import inspect
 import sys
+import types
 from typing import Any
+
+import numpy as np
+
+# What a module has by a name; numpy's have no code of Python's.
+FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, np.ufunc)
+# Of Python's own modules those whose functions compute; of others none comes by a name from a file.
+_COMPUTING = {"math", "cmath", "operator", "statistics", "__main__"}
 
 
 def has_attributes(value: Any) -> bool:
@@ -51,14 +61,48 @@ def definer(kind: type, name: str) -> type:
     return next((base for base in kind.__mro__ if name in vars(base)), kind)
 
 
-def class_name(kind: type) -> str:
-    """Returns the name of a class in a file: module and class. The script's module is left out."""
-    module = kind.__module__
-    return f"{'' if module in ('__main__', '__mp_main__') else module}.{kind.__qualname__}"
+def module_of(thing: Any) -> str:
+    """Returns the name of the module of a class or a function; "" if it has none.
+
+    A function that `exec` makes in a bare namespace has None there, as has a class of `type()`.
+    """
+    module = getattr(thing, "__module__", None)
+    return module if isinstance(module, str) else ""
+
+
+def class_name(kind: Any) -> str:
+    """Returns the name of a class or a function in a file: module and name. The script's module is
+    left out.
+    """
+    module = "numpy" if isinstance(kind, np.ufunc) else module_of(kind)
+    name = getattr(kind, "__qualname__", kind.__name__)
+    return f"{'' if module in ('__main__', '__mp_main__') else module}.{name}"
 
 
 def class_named(name: str) -> type | None:
     """Returns the class of this name (see `class_name`) in the modules that are loaded, or None."""
+    found = _named(name)
+    return found if isinstance(found, type) else None
+
+
+def function_named(name: str) -> Any:
+    """Returns the function of this name in the modules that are loaded, or None."""
+    found = _named(name)
+    is_function = isinstance(found, FUNCTIONS)
+    root = name.partition(".")[0]
+    is_open = root not in sys.stdlib_module_names or root in _COMPUTING
+    return found if is_function and is_open else None
+
+
+def method_named(owner: Any, name: str) -> Any:
+    """Returns a method of an object, or a class method of its class; None if it has none."""
+    function = inspect.getattr_static(type(owner), name, None)
+    if isinstance(function, classmethod):
+        return types.MethodType(function.__func__, type(owner))
+    return types.MethodType(function, owner) if isinstance(function, types.FunctionType) else None
+
+
+def _named(name: str) -> Any:
     words = name.split(".")
     for count in range(len(words) - 1, 0, -1):
         module = sys.modules.get(".".join(words[:count]) or "__main__")
@@ -66,5 +110,7 @@ def class_named(name: str) -> type | None:
             found: Any = module
             for word in words[count:]:
                 found = vars(found).get(word) if hasattr(found, "__dict__") else None
-            return found if isinstance(found, type) else None
+            if isinstance(found, staticmethod):
+                return found.__func__
+            return found
     return None

@@ -10,6 +10,7 @@ written once; one that has a name (`Names`) is written as that name.
     arrays = {}
     text = json.dumps(encode(value, "early_stopping", arrays))
     value = decode(json.loads(text), "early_stopping", arrays)
+    checksum(value)                          # over all that would be written
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ import contextlib
 import datetime
 import enum
 import json
+import marshal
 import pathlib
 import sys
 import time
+import types
 import uuid
 from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -37,7 +40,17 @@ import numpy as np
 import paddle
 from paddle.base.framework import EagerParamBase
 
-from expbase.base.arrays import LABELS, Array
+from expbase.base.any_object import (
+    FUNCTIONS,
+    attributes_of,
+    class_name,
+    class_named,
+    function_named,
+    method_named,
+    module_of,
+    set_attribute,
+)
+from expbase.base.arrays import LABELS, Array, fetch
 from expbase.base.files import checksum_of
 from expbase.base.generators import (
     GENERATORS,
@@ -47,13 +60,16 @@ from expbase.base.generators import (
     set_generator_state,
 )
 from expbase.base.gradients import gradient, set_gradient
-from expbase.base.objects import attributes_of, class_name, class_named, set_attribute
 
 _LONG = 64  # a list with so many items may become an array
 _JSON = {type(None), bool, int, float, str}  # types that Python's JSON has; nan is NaN in it
 _NUMBERS = {float: "d", int: "q"}  # types of numbers, a long list of which becomes an array
-SAMPLED = 10_000  # a summary of a collection with so many items covers a sample
-_SAMPLED_BYTES = 1 << 26  # the same for an array
+_MANY = 1000  # a dict with so many items is written as keys and items, a list each
+_COLUMNS = "$columns"
+_LARGE = 10_000  # items of a collection whose checksum Python itself makes, if they are plain
+_LARGE_BYTES = 1 << 26  # of an array
+_WHOLE = "all: "  # before the checksum of what is large
+_PLAIN = {type(None), bool, int, float, complex, str, bytes}  # that marshal writes to the letter
 # Classes from which a user's class may be derived; their items are written beside the attributes.
 _BASES: Any = (OrderedDict, Counter, defaultdict, dict, list, deque, set, tuple, frozenset)
 _BASES += (int, float, str, bytes, SimpleNamespace, object)
@@ -73,6 +89,10 @@ class Names:
     def key_of(self, key: Any) -> Any:
         """Returns JSON for a key that is valid in this process only, such as an id; else None."""
         return None
+
+    def may_be_keys(self, keys: Mapping[Any, Any]) -> bool:
+        """Returns whether `key_of` may have something for one of many numbers or texts."""
+        return False
 
     def key(self, content: Any) -> Any:
         """Returns the key that `key_of` has encoded, as it is in this process."""
@@ -101,6 +121,7 @@ class Encoded:
     def checksum(self) -> int:
         """Returns a checksum of the content, which is the same in any process."""
         text = json.dumps(self.content).encode()
+        fetch(self.arrays.values())
         return checksum_of([text, *(array.data for array in self.arrays.values())])
 
 
@@ -135,10 +156,52 @@ def decode(value: Any, path: str, arrays: Mapping[str, Array]) -> Any:
 def checksum(value: Any) -> str:
     """Returns a checksum of a value, in hex, which is the same in any process.
 
-    Of long collections and large arrays it covers a sample; of what cannot be saved, the class.
+    It covers the whole content; of what cannot be saved, the class.
     """
-    summary = Summary()
-    return f"{Encoded(summary.encode(value, ''), summary.arrays).checksum():08x}"
+    return seen(value).content
+
+
+class Seen(NamedTuple):
+    """What is to be compared later of a value."""
+
+    content: str  # a checksum of all that would be written, in hex
+    is_savable: bool
+
+
+def seen(value: Any, names: Names = NOTHING, *, is_inside: bool = False) -> Seen:
+    """Looks at a value, to find out later whether it has changed.
+
+    Args:
+        value: Any value.
+        names: Of things that are written as their names.
+        is_inside: Look at the content, also of a value that has a name.
+    """
+    if type(value) in (list, tuple, dict) and len(value) >= _LARGE and _is_plain(value):
+        # As it would be written it takes ten times as long. Version 2 writes no references and no
+        # interned strings, so equal values give equal bytes.
+        return Seen(f"{_WHOLE}{checksum_of([marshal.dumps(value, 2)]):08x}", True)
+    encoder = Encoder({}, names, is_tolerant=True)
+    content = encoder.inside(value, "") if is_inside else encoder.encode(value, "")
+    number = Encoded(content, encoder.arrays).checksum()
+    is_long = isinstance(value, (list, tuple, dict)) and len(value) >= _LARGE
+    is_large = is_long or any(a.nbytes >= _LARGE_BYTES for a in encoder.arrays.values())
+    return Seen(f"{_WHOLE * is_large}{number:08x}", not encoder.has_opaque)
+
+
+def is_of_a_sample(one: str, other: str) -> bool:
+    """Returns whether one of two checksums is of all of a large value, and the other one is not:
+    expbase 1.0 took samples of long collections and large arrays, and so they cannot be compared.
+    """
+    return one.startswith(_WHOLE) != other.startswith(_WHOLE)
+
+
+def _is_plain(value: Any) -> bool:
+    """Returns whether a collection has nothing but numbers, texts and collections of them."""
+    items = [*value, *value.values()] if type(value) is dict else value
+    kinds = {*map(type, items)} - _PLAIN
+    if kinds - {list, tuple, dict}:
+        return False
+    return not kinds or all(_is_plain(item) for item in items if type(item) not in _PLAIN)
 
 
 class Encoder:
@@ -147,11 +210,16 @@ class Encoder:
     Args:
         arrays: Gets the arrays and tensors of the values.
         names: Of things that are written as their names.
+        is_tolerant: Write the class of what cannot be saved, instead of an error.
     """
 
-    def __init__(self, arrays: dict[str, Array], names: Names = NOTHING) -> None:
+    def __init__(
+        self, arrays: dict[str, Array], names: Names = NOTHING, *, is_tolerant: bool = False
+    ) -> None:
         self.arrays = arrays
         self.names = names
+        self.has_opaque = False  # whether something could not be saved
+        self._is_tolerant = is_tolerant
         self._met: dict[int, str] = {}  # the path where each thing was met first, by its id
         self._alive: list[Any] = []  # the things met, so that no id is used again
 
@@ -182,6 +250,20 @@ class Encoder:
         Raises:
             TypeError: A part of the value cannot be saved.
         """
+        is_simple = not self._is_tolerant or type(value) in _JSON
+        return self._encode(value, path) if is_simple else self._or_class(self._encode, value, path)
+
+    def _or_class(self, write: Callable[[Any, str], Any], value: Any, path: str) -> Any:
+        """Returns a value as JSON; its class if it cannot be saved."""
+        try:
+            return write(value, path)
+        except Exception:  # of the user's code, too, such as a property
+            self.has_opaque = True
+            if isinstance(value, np.ndarray) and not value.dtype.hasobject:  # a file, say
+                self.put(Array.of_bytes(bytes_of(np.asarray(value))), path)
+            return {"$opaque": getattr(value, "__qualname__", class_name(type(value)))}
+
+    def _encode(self, value: Any, path: str) -> Any:
         kind = type(value)
         if kind in _JSON and (kind is not int or -1 << 63 <= value < 1 << 63):
             return value
@@ -199,17 +281,23 @@ class Encoder:
             return {"$same": self._met[id(value)]}
         self._met[id(value)] = path
         self._alive.append(value)
-        return self.inside(value, path)
+        return self._inside(value, path)
 
     def inside(self, value: Any, path: str) -> Any:
         """Returns the content of a value as JSON, also if the value has a name."""
+        if not self._is_tolerant:
+            return self._inside(value, path)
+        return self._or_class(self._inside, value, path)
+
+    def _inside(self, value: Any, path: str) -> Any:
         kind = type(value)
         if kind is list:
             items = self.items(value, path)
             return items if isinstance(items, list) else {"$list": items}
         held = [*value.items()] if kind is dict else ()
         is_plain = kind is dict and all(type(k) is str and k[:1] != "$" for k, _ in held)
-        if is_plain and (self.names is NOTHING or not any(self.names.key_of(k) for k, _ in held)):
+        is_short = is_plain and len(held) < _MANY
+        if is_short and (self.names is NOTHING or not any(self.names.key_of(k) for k, _ in held)):
             return {k: self.encode(item, join(path, k)) for k, item in held}
         form = FORMS.get(kind) or _form_of(value)
         return {form.tag: form.write(self, value, path)}
@@ -247,9 +335,12 @@ class Encoder:
 
     def pairs(self, mapping: Mapping[Any, Any], path: str) -> Any:
         """Returns the keys and items of a dict as JSON, in their order."""
+        held = {**mapping}  # at once: a thread may add some
+        kinds = {*map(type, held)} if len(held) >= _MANY else set()
+        if kinds in ({int}, {str}) and not self.names.may_be_keys(held):
+            return {_COLUMNS: [self.items([*held], f"{path}#"), self.items([*held.values()], path)]}
         return [
-            [self.key(key, path), self.encode(item, join(path, key))]
-            for key, item in [*mapping.items()]
+            [self.key(key, path), self.encode(item, join(path, key))] for key, item in held.items()
         ]
 
     def key(self, key: Any, path: str) -> Any:
@@ -268,56 +359,26 @@ class Encoder:
             raise not_savable(path, kind.__qualname__)
         return name
 
+    def function_name(self, function: Any, path: str) -> str:
+        """Returns the name by which another start finds a function; a TypeError if it cannot."""
+        name = class_name(function)
+        if function_named(name) is not function:
+            raise not_savable(path, getattr(function, "__qualname__", "function"))
+        return name
+
+    def method(self, method: Any, path: str) -> list[str]:
+        """Returns the names of an object and of its method; a TypeError if the object has none."""
+        owner = self.names.name_of(method.__self__)
+        if owner is None or method_named(method.__self__, method.__name__) != method:
+            raise not_savable(path, method.__qualname__)
+        return [owner, method.__name__]
+
     def put(self, content: Array, path: str) -> str:
         """Puts an array into `arrays`; returns its name, which is the path or one like it."""
         while path in self.arrays:
             path += "'"
         self.arrays[path] = content
         return path
-
-
-class Summary(Encoder):
-    """Describes values of any kind, to find out later whether they have changed."""
-
-    def __init__(self, names: Names = NOTHING) -> None:
-        super().__init__({}, names)
-        self.is_opaque = False  # whether something cannot be saved
-
-    def encode(self, value: Any, path: str) -> Any:
-        """Returns a value as JSON; its class if it cannot be saved."""
-        try:
-            return super().encode(value, path)
-        except Exception:
-            self.is_opaque = True
-            return {"$opaque": class_name(type(value))}
-
-    def items(self, items: Any, path: str) -> Any:
-        """Returns the items of a list; of a long one a sample."""
-        kinds = {*map(type, items)} if len(items) >= SAMPLED else {float}
-        if kinds in ({float}, {int}):
-            return super().items(items, path)
-        if kinds == {str}:
-            return [len(items), checksum_of(["\0".join(items).encode(errors="replace")])]
-        items = [*items]
-        return [len(items), super().items(items[:: len(items) // 1000], path)]
-
-    def inside(self, value: Any, path: str) -> Any:
-        """Returns the content of a value; of a long dict a sample."""
-        try:
-            if isinstance(value, dict) and len(value) >= SAMPLED:
-                some = islice(value.items(), 0, None, len(value) // 1000)
-                return [len(value), self.items([*map(list, some)], path)]
-            return super().inside(value, path)
-        except Exception:  # of the user's code, too, such as a property
-            self.is_opaque = True
-            if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-                self.put(Array.of_bytes(bytes_of(np.asarray(value))), path)
-            return {"$opaque": getattr(value, "__qualname__", class_name(type(value)))}
-
-    def put(self, content: Array, path: str) -> str:
-        """Puts an array into `arrays`; of a large one a sample of its bytes."""
-        step = 1 + content.nbytes // _SAMPLED_BYTES
-        return super().put(Array.of_bytes(np.ascontiguousarray(content.data[::step])), path)
 
 
 class Decoder:
@@ -372,6 +433,12 @@ class Decoder:
 
     def fill_dict(self, made: Any, pairs: Any, path: str, base: Any = dict) -> Any:
         """Adds the items that `Encoder.pairs` has encoded to a dict; returns the dict."""
+        if isinstance(pairs, dict):
+            keys, items = pairs[_COLUMNS]
+            base.update(
+                made, zip(self.items(keys, f"{path}#"), self.items(items, path), strict=True)
+            )
+            return made
         for content, item in pairs:
             key = self.key(content, path)
             base.__setitem__(made, key, self.decode(item, join(path, key)))
@@ -387,6 +454,19 @@ class Decoder:
         found = self.names.class_named(name)
         if found is None:
             raise LookupError(f"{path}: there is no class {name} that a value can be made of")
+        return found
+
+    def function_named(self, name: str, path: str) -> Any:
+        """Returns a function of the program; a LookupError if it has none of that name."""
+        if (found := function_named(name)) is None:
+            raise LookupError(f"{path}: there is no function {name}")
+        return found
+
+    def method(self, content: Any, path: str) -> Any:
+        """Returns a method of a named object; a LookupError if there is none."""
+        owner, name = content
+        if (found := method_named(self.named(owner, path), name)) is None:
+            raise LookupError(f"{path}: {owner or 'the experiment'} has no method {name}")
         return found
 
     def same(self, where: str) -> Any:
@@ -452,7 +532,7 @@ def _write_defaultdict(e: Encoder, value: Any, path: str) -> Any:
 def _read_defaultdict(d: Decoder, content: Any, path: str) -> Any:
     name, pairs = content
     factory = None if name is None else d.class_named(name, path)
-    is_built_in = getattr(factory, "__module__", "") in ("builtins", "collections")
+    is_built_in = module_of(factory) in ("builtins", "collections")
     if factory is not None and _is_of_python(factory) and not is_built_in:  # it would be called
         raise LookupError(f"{path}: no {name} is made from a file")
     made = d.note(path, defaultdict(factory))
@@ -598,6 +678,9 @@ def _read_enum(d: Decoder, content: Any, path: str) -> Any:
 _OBJECT = Form("$object", _write_object, _read_object)
 _ENUM = Form("$enum", _write_enum, _read_enum, False)
 _CLASS = Form("$class", Encoder.class_name, Decoder.class_named, False)
+# What the program has under a name is found there again: no code comes from a file.
+_FUNCTION = Form("$function", Encoder.function_name, Decoder.function_named, False)
+_METHOD = Form("$method", Encoder.method, Decoder.method, False)
 _PATHS = {kind.__name__: kind for kind in (pathlib.PosixPath, pathlib.PurePosixPath)}
 _PATH = _plain("$path", lambda v: [type(v).__name__, str(v)], lambda c: _PATHS[c[0]](c[1]))
 _ARRAY = Form("$array", _write_array, _read_array)
@@ -672,8 +755,9 @@ FORMS: dict[type, Form] = {
     **dict.fromkeys(GENERATORS, _GENERATOR),
     Encoded: Form("", lambda e, v, path: None, lambda d, c, path: Encoded(c, d.arrays)),
 }
+_NAMED = _OBJECT, _ENUM, _CLASS, _FUNCTION, _METHOD, _SCALAR  # which are found by no type
 _READERS: dict[str, Callable[[Decoder, Any, str], Any]] = {
-    **{form.tag: form.read for form in (*FORMS.values(), _OBJECT, _ENUM, _CLASS, _SCALAR)},
+    **{form.tag: form.read for form in (*FORMS.values(), *_NAMED)},
     "$encoded": FORMS[Encoded].read,
     "$ref": Decoder.named,
     "$same": lambda d, where, path: d.same(where),
@@ -693,6 +777,10 @@ def _form_of(value: Any) -> Form:
         return _ENUM
     if isinstance(value, type):
         return _CLASS
+    if isinstance(value, FUNCTIONS):
+        return _FUNCTION
+    if isinstance(value, types.MethodType):
+        return _METHOD
     if isinstance(value, EagerParamBase):
         return FORMS[paddle.Tensor]
     if isinstance(value, GENERATORS):
@@ -713,7 +801,7 @@ def _can_be_made(kind: Any, base: Any) -> bool:
 
 def _is_of_python(kind: type) -> bool:
     """Returns whether a class is Python's own."""
-    root = kind.__module__.partition(".")[0]
+    root = module_of(kind).partition(".")[0]
     return root in sys.stdlib_module_names and root != "__main__"
 
 

@@ -17,14 +17,15 @@ from typing import Any
 
 import numpy as np
 import paddle
+from paddle.base.framework import EagerParamBase
 from paddle.nn import Layer
 from paddle.nn.utils import spectral_norm_hook, weight_norm_hook
 
+from expbase.base.any_object import attributes_of, definer, module_of, set_attribute
 from expbase.base.generators import GENERATORS, generator_state, set_generator_state
 from expbase.base.gradients import gradient, set_gradient
-from expbase.base.objects import attributes_of, definer, set_attribute
 from expbase.state import optimizers
-from expbase.state.classes import ATOMS, LEAVES, is_users
+from expbase.state.value_kinds import ATOMS, LEAVES, is_users
 
 MANY = 1000  # items: of data, and each may be one of millions
 WHOLE: Any = object()  # the one place of what is changed as a whole
@@ -35,6 +36,14 @@ _OF_LAYERS = {*Layer.__init__.__code__.co_names, "_flat_weight"} - {"training"}
 _OF_LAYERS |= {"_data_format"}  # which BatchNorm1D and BatchNorm3D set in their first forward
 # Hooks that set an attribute anew before each forward, by what a checkpoint has of the layer.
 _DERIVING = (weight_norm_hook.WeightNorm, spectral_norm_hook.SpectralNorm)
+# Attributes of a parameter that are paddle's own: paddle/base/framework.py, EagerParamBase; of amp
+# paddle/distributed/fleet/utils/mix_precision_utils.py; of fleet dygraph_sharding_optimizer.py,
+# group_sharded_storage.py, mp_layers.py, sequence_parallel_utils.py, tensor_fusion_helper.py.
+_OF_PARAMETERS = {"_init_func", "_init_op_creator", "_is_param", "is_distributed", "main_grad"}
+_OF_PARAMETERS |= {"fw_storage", "bw_storage", "split_axis", "is_firstly_shared", "color"}
+_OF_PARAMETERS |= {"sequence_parallel", "unslice", "_need_shard"}
+_RATES = "optimize_attr"  # the factor of a parameter's learning rate, in a dict
+_PASSED_OVER = {*_OF_PARAMETERS, _RATES}
 GROUPS = "groups."  # what the keys of an optimizer's groups begin with
 
 
@@ -141,9 +150,15 @@ class DictNode(Node):
 
 
 class LayerNode(Node):
-    """A layer: the attributes of its class and user, and buffers that paddle does not save."""
+    """A layer: the attributes of its class and user, which layers and parameters stand in it, and
+    buffers that paddle does not save.
+    """
 
     def places(self) -> Mapping[Any, Any]:
+        layers, parameters, _ = _parts_of(self.value)  # one may be a second name of another
+        return {**self._own_places(), **layers, **parameters}
+
+    def _own_places(self) -> dict[str, Any]:
         layer = self.value
         own = {name: value for name, value in vars(layer).items() if name not in _OF_LAYERS}
         passing = layer._non_persistable_buffer_names_set
@@ -162,40 +177,60 @@ class LayerNode(Node):
         return key in layer._buffers and key not in layer._non_persistable_buffer_names_set
 
     def put(self, key: Any, value: Any) -> None:
-        layer = self.value
-        self.remove(key)
-        # As paddle/nn/layer/layers.py, Layer.__setattr__, makes a buffer of a tensor.
-        if isinstance(value, paddle.Tensor):
-            layer._non_persistable_buffer_names_set.add(key)
-            layer._buffers[key] = value
-        else:
-            vars(layer)[key] = value
+        # As paddle/nn/layer/layers.py, Layer.__setattr__; what is there keeps its place.
+        layers, parameters, buffers = _parts_of(self.value)
+        held: Any = vars(self.value)
+        if isinstance(value, Layer):
+            held = layers
+        elif isinstance(value, EagerParamBase):
+            held = parameters
+        elif isinstance(value, paddle.Tensor):
+            self.value._non_persistable_buffer_names_set.add(key)
+            held = buffers
+        if key not in held:
+            self.remove(key)
+        held[key] = value
 
     def remove(self, key: Any) -> None:
-        vars(self.value).pop(key, None)
-        self.value._buffers.pop(key, None)
+        for by_name in (*_parts_of(self.value), vars(self.value)):
+            by_name.pop(key, None)
 
     def children(self) -> Iterator[tuple[Any, Any]]:
-        yield from _inside_layer(self.value)
-        yield from self.places().items()
+        for by_name in _parts_of(self.value):
+            yield from by_name.items()
+        yield from self._own_places().items()  # the buffers that pass, too
 
 
-def _inside_layer(layer: Any) -> Iterator[tuple[str, Any]]:
-    for by_name in (layer._sub_layers, layer._parameters, layer._buffers):
-        yield from by_name.items()
+def _parts_of(layer: Any) -> tuple[Any, ...]:
+    """Returns where paddle keeps the parts of a layer, by name: layers, parameters, buffers."""
+    return layer._sub_layers, layer._parameters, layer._buffers
 
 
 class ParameterNode(Node):
     """A parameter: the attributes that are set on it, without its value."""
 
     def places(self) -> Mapping[Any, Any]:
-        return {name: getattr(self.value, name) for name in ("stop_gradient", "optimize_attr")}
+        own = {n: value for n, value in vars(self.value).items() if n not in _OF_PARAMETERS}
+        return {"stop_gradient": self.value.stop_gradient, **own}
+
+    def flat_places(self) -> Mapping[Any, Any]:
+        """Returns the same, with the factor of the learning rate in the place of its dict."""
+        own = {**self.places()}
+        rates = own.pop(_RATES, None)
+        return own | (rates if type(rates) is dict else {_RATES: rates})
 
     def put(self, key: Any, value: Any) -> None:
-        setattr(self.value, key, value)
+        if key == "stop_gradient":
+            self.value.stop_gradient = value
+        else:  # not by setattr: paddle refuses a second `color`
+            vars(self.value)[key] = value
+
+    def remove(self, key: Any) -> None:
+        vars(self.value).pop(key, None)
 
     def children(self) -> Iterator[tuple[Any, Any]]:
-        return iter(())
+        # A dict of rates has no places of its own: there is one for each parameter.
+        yield from ((n, v) for n, v in vars(self.value).items() if n not in _PASSED_OVER)
 
 
 class OptimizerNode(Node):
@@ -217,7 +252,7 @@ class GroupNode(Node):
     """A group of an optimizer's parameters: its settings."""
 
     def places(self) -> Mapping[Any, Any]:
-        return {name: value for name, value in self.value.items() if name != "params"}
+        return {**self.value}
 
     def put(self, key: Any, value: Any) -> None:
         self.value[key] = value
@@ -240,9 +275,9 @@ class StatefulNode(Node):
 
     def places(self) -> Mapping[Any, Any]:
         kind = type(self.value)
-        if is_users(definer(kind, "state_dict").__module__) or not is_users(kind.__module__):
+        if is_users(module_of(definer(kind, "state_dict"))) or not is_users(module_of(kind)):
             return {}
-        theirs = optimizers.stored_by(kind, lambda base: not is_users(base.__module__))
+        theirs = optimizers.stored_by(kind, lambda base: not is_users(module_of(base)))
         return {n: value for n, value in attributes_of(self.value).items() if n not in theirs}
 
 

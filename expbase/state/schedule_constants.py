@@ -18,7 +18,8 @@ from typing import Any
 
 from paddle.optimizer import lr
 
-from expbase.state.nodes import WHOLE, GroupNode, Node, OptimizerNode, ScheduleNode, cells_of
+from expbase.base.any_object import module_of
+from expbase.state.places import WHOLE, GroupNode, Node, OptimizerNode, ScheduleNode, cells_of
 from expbase.state.walk import Walk
 
 _MOVING = ("last_lr", "last_epoch")  # of a schedule; they follow from the rest
@@ -122,8 +123,16 @@ def _as_constant(value: Any) -> str | None:
 
 
 def _differs(path: str, now: Mapping[str, str], then: Mapping[str, str]) -> str:
-    name = path.removesuffix("[:]")
-    return f"self.{name}: {now[path]:.60} by the code, {then[path]:.60} at the checkpoint"
+    here, there = now[path], then[path]
+    where = ""
+    if here[:1] == there[:1] == "[":  # of a list the first item that differs
+        pairs = zip(here[1:-1].split(", "), there[1:-1].split(", "), strict=False)
+        differing = ((n, *pair) for n, pair in enumerate(pairs) if pair[0] != pair[1])
+        if (first := next(differing, None)) is not None:
+            number, here, there = first
+            where = f"[{number}]"
+    name = path.removesuffix("[:]") + where
+    return f"self.{name}: {here:.60} by the code, {there:.60} at the checkpoint"
 
 
 def _is_inside(name: str, nodes: Mapping[str, Node]) -> bool:
@@ -135,5 +144,5 @@ def _is_inside(name: str, nodes: Mapping[str, Node]) -> bool:
 def _steps_alone(node: Node) -> bool:
     """Returns whether a schedule, or one within it, steps without a metric, as paddle's do."""
     kind = type(node.value)
-    is_paddles = isinstance(node, ScheduleNode) and kind.__module__ == lr.__name__
+    is_paddles = isinstance(node, ScheduleNode) and module_of(kind) == lr.__name__
     return kind is list or (is_paddles and kind is not lr.ReduceOnPlateau)
