@@ -14,10 +14,6 @@ import sys
 import types
 from typing import Any
 
-import numpy as np
-
-# What a module has by a name; numpy's have no code of Python's.
-FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, np.ufunc)
 # Of Python's own modules those whose functions compute; of others none comes by a name from a file.
 _COMPUTING = {"math", "cmath", "operator", "statistics", "__main__"}
 
@@ -74,7 +70,7 @@ def class_name(kind: Any) -> str:
     """Returns the name of a class or a function in a file: module and name. The script's module is
     left out.
     """
-    module = "numpy" if isinstance(kind, np.ufunc) else module_of(kind)
+    module = "numpy" if _is_of_numpy(kind) else module_of(kind)
     name = getattr(kind, "__qualname__", kind.__name__)
     return f"{'' if module in ('__main__', '__mp_main__') else module}.{name}"
 
@@ -85,13 +81,23 @@ def class_named(name: str) -> type | None:
     return found if isinstance(found, type) else None
 
 
+def is_function(value: Any) -> bool:
+    """Returns whether a value is a function that a module may have by a name."""
+    kinds = (types.FunctionType, types.BuiltinFunctionType)
+    return isinstance(value, kinds) or _is_of_numpy(value)
+
+
+def _is_of_numpy(value: Any) -> bool:
+    # Not by its class: whoever imports this file needs no numpy.
+    return type(value).__name__ == "ufunc" and type(value).__module__ == "numpy"
+
+
 def function_named(name: str) -> Any:
     """Returns the function of this name in the modules that are loaded, or None."""
     found = _named(name)
-    is_function = isinstance(found, FUNCTIONS)
     root = name.partition(".")[0]
     is_open = root not in sys.stdlib_module_names or root in _COMPUTING
-    return found if is_function and is_open else None
+    return found if is_function(found) and is_open else None
 
 
 def method_named(owner: Any, name: str) -> Any:

@@ -41,11 +41,11 @@ import paddle
 from paddle.base.framework import EagerParamBase
 
 from expbase.base.any_object import (
-    FUNCTIONS,
     attributes_of,
     class_name,
     class_named,
     function_named,
+    is_function,
     method_named,
     module_of,
     set_attribute,
@@ -777,7 +777,7 @@ def _form_of(value: Any) -> Form:
         return _ENUM
     if isinstance(value, type):
         return _CLASS
-    if isinstance(value, FUNCTIONS):
+    if is_function(value):
         return _FUNCTION
     if isinstance(value, types.MethodType):
         return _METHOD

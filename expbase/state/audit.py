@@ -26,7 +26,6 @@ import re
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from multiprocessing.managers import BaseProxy
 from typing import Any
 
 import numpy as np
@@ -63,6 +62,7 @@ _ORDER = (
 )
 _RUN = "_ExperimentBase__run"
 _DRAWN = re.compile(r"(?<![0-9A-Za-z])[0-9a-f]{6,}(-[0-9a-f]{4,})*(?=')")  # the end of a text
+_PROXY = "multiprocessing.managers.BaseProxy"  # whose import takes long, and fails on Windows
 _DESCRIPTORS = (property, functools.cached_property, types.MemberDescriptorType)
 
 
@@ -428,7 +428,7 @@ def stands(value: Any) -> Stand | None:
         return Stand(repr(value.state))
     if module_of(type(value)) == "multiprocessing.sharedctypes":
         value = value.get_obj()
-    if isinstance(value, BaseProxy):  # of a manager, which answers str()
+    if any(class_name(base) == _PROXY for base in type(value).__mro__):  # it answers str()
         with contextlib.suppress(Exception):
             return Stand(f"{checksum_of([str(value).encode()]):08x}")
         return Stand(object(), UNKNOWN)

@@ -116,6 +116,7 @@ class Values(Part):
         self._restored: dict[str, Any] = {}  # what stood there after a restore, by path
         self._decoded: dict[str, tuple[str, Any, Any]] = {}  # of a checkpoint that fits
         self._nodes_then: dict[str, Node] = {}  # to which that belongs
+        self._not_made: list[str] = []  # paths of values of on_train_begin that could not be made
         self._large: set[str] = set()  # of whose size a line was said
         self.lines: list[str] = []  # what a restore has to say
 
@@ -369,9 +370,15 @@ class Values(Part):
             if not self._reach.is_left_out(path) and self._is_missing(path, state)
         ]
         self._decoded = {}
+        hooked = {*state.get(_HOOKED, ())}
+        self._not_made = []
         for path, value in encoded.items():
             # What is left out may have something in common with what is not.
             misfit = self._misfit(path, value.content, decoder, nodes)
+            if path in hooked and path not in self._decoded and misfit:
+                # Its class, say, is imported when on_train_begin makes it.
+                self._not_made.append(path)
+                continue
             if self._reach.is_left_out(path):
                 self._decoded.pop(path, None)
             else:
@@ -447,6 +454,7 @@ class Values(Part):
             if path not in self._hooked_then and not is_same(then, self._stood_at_begin(path)):
                 yield path
         self._restored = {}
+        yield from (path for path in self._not_made if path not in self._anew)
 
 
 def _is_long(keys: Iterable[Any]) -> bool:

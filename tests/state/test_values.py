@@ -920,6 +920,27 @@ def test_what_on_train_begin_sets_once_and_cannot_be_saved_is_lost() -> None:
         assert Start({"fn": None, "count": 0}, other.saved(), during=during).lost == lost
 
 
+def test_what_on_train_begin_makes_of_a_class_that_it_imports_itself_is_no_mistake() -> None:
+    def begin(own: Any) -> None:
+        module = ModuleType("lazily_imported")
+        module.Client = type("Client", (), {"__module__": "lazily_imported"})  # type: ignore[attr-defined]
+        sys.modules["lazily_imported"] = module
+        if own.is_begun:
+            own.client = module.Client()
+
+    made = {"client": None, "is_begun": True}
+    saved = Start(dict(made), during=begin).saved()
+    assert "client" in saved["values"]
+    del sys.modules["lazily_imported"]
+    other = Start(dict(made), saved, during=begin)
+    assert other.lost == []
+    assert type(other.own.client).__name__ == "Client"
+    del sys.modules["lazily_imported"]
+    other = Start({"client": None, "is_begun": False}, saved, during=begin)
+    assert [line.partition(":")[0] for line in other.lost] == ["self.client"]
+    del sys.modules["lazily_imported"]
+
+
 def make_layers() -> dict[str, Any]:
     layers = [paddle.nn.Linear(1, 1) for _ in range(3)]
     model = paddle.nn.Sequential(*layers[:2])
