@@ -31,11 +31,12 @@ from expbase.base.arrays import Array, fetch, serialize
 from expbase.base.background import SnapshotBuffer
 from expbase.base.files import checksum_of
 from expbase.checkpoint import storage
-from expbase.checkpoint.contents import DIVIDED
+from expbase.checkpoint.contents import DIVIDED, VALUES
 from expbase.checkpoint.layout import ARRAYS, FORMAT, OF_RANK, STATE_FILE, SUFFIX, CheckpointError
 from expbase.checkpoint.parting import Arrays, Name, Parting, Sample, checksums
 from expbase.ranks import alike, collectives
 from expbase.state.parts import PARAMETERS, StatefulObjects, Tensors, statistics
+from expbase.state.values import HOOKED
 
 _CHUNK = 1 << 22  # bytes of one broadcast; four times as many take longer
 
@@ -150,6 +151,13 @@ class Gatherer:
         if parting.shows(samples):
             different |= parting.look(watched, found, samples)
         others = {entry: alike.unlike([values_of_zero[entry], values[entry]]) for entry in values}
+        if self._refuse:  # what on_train_begin sets on each rank, such as its id, is rank 0's
+            hooked = {HOOKED}.union(
+                *(of[VALUES].get(HOOKED, ()) for of in (values_of_zero, values))
+            )
+            others[VALUES] -= hooked
+            beginnings = tuple(f"{VALUES}.{path.removesuffix('[:]')}" for path in hooked)
+            different -= {n for n in different if n[0] == ARRAYS and n[1].startswith(beginnings)}
         return different, {
             entry: {name: value for name, value in parts.items() if name in others[entry]}
             for entry, parts in values.items()

@@ -55,7 +55,7 @@ from expbase.state.value_kinds import is_handle, is_written, talks_to_the_world
 from expbase.state.walk import Walk, WalkedNames, no_garbage_collection, reference
 
 _DELETED, _ORDER, _CONSTANTS = "@deleted", "@order", "@constants"
-_HOOKED = "@on_train_begin"  # paths of values that are as that has set them, in some start
+HOOKED = "@on_train_begin"  # paths of values that are as that has set them, in some start
 _ROOT = "values."  # what the names of arrays begin with, of this entry
 _GLANCE = 10_000  # items: more are looked at by a checksum
 _LARGE_BYTES = 1 << 26  # of a value: more is a cache, maybe
@@ -232,7 +232,7 @@ class Values(Part):
         }
         state[_CONSTANTS] = self._constants
         if hooked:  # in few runs
-            state[_HOOKED] = hooked
+            state[HOOKED] = hooked
         return state
 
     def _leave_flags(self, state: dict[str, Any], nodes: Mapping[str, Node]) -> None:
@@ -370,7 +370,7 @@ class Values(Part):
             if not self._reach.is_left_out(path) and self._is_missing(path, state)
         ]
         self._decoded = {}
-        hooked = {*state.get(_HOOKED, ())}
+        hooked = {*state.get(HOOKED, ())}
         self._not_made = []
         for path, value in encoded.items():
             # What is left out may have something in common with what is not.
@@ -438,7 +438,7 @@ class Values(Part):
         self._moved = {decoded[path][0] for path in self._changed}
         self._deleted = [[name, key] for name, key in state[_DELETED]]
         self._ordered = {*state[_ORDER]}
-        self._hooked_then = {*state.get(_HOOKED, ())}
+        self._hooked_then = {*state.get(HOOKED, ())}
         for path, (name, key, _) in decoded.items():
             if name is not None and path in self._changed:
                 self._restored[path] = look(

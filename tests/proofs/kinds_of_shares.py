@@ -7,6 +7,7 @@ refused, because on another number of processes it would be another one.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -230,3 +231,16 @@ def _on_two(kind: type[_Shared]) -> type[_Shared]:
 
 _ONES = [kind for kind in vars().values() if isinstance(kind, type) and issubclass(kind, _Shared)]
 KINDS = [_on_two(kind) for kind in _ONES if not kind.__name__.startswith("_")]
+
+
+class ProcessIdSetAtBegin(_Shared):
+    """Each rank has another one, and an array of its own."""
+
+    processes = 2
+
+    def make(self) -> None:
+        self.pid, self.machine = 0, np.zeros(2)
+
+    def on_train_begin(self) -> None:
+        self.pid = os.getpid()
+        self.machine = np.array([self.rank, os.getpid()])

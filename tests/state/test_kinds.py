@@ -18,7 +18,9 @@ MORE = {
     "exact": (
         "adam optimizer", "progress bar", "mask cache", "named tuple in a data set",
         "enum in a sampler", "defaultdict", "array in fortran order",
-        "schedule of schedules in a list",
+        "schedule of schedules in a list", "head of shares on two", "process id set at begin",
+        "layer switched", "an optimizer switched", "array of a weight",
+        "list of parameters that is cut",
     ),
     "told": ("generator", "cycle", "counter of the class"),
     "refused": ("schedule of another class", "loader set anew", "buffer that grows"),
