@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import paddle
 import pytest
 from tiny import DEVICE, Tiny, curve, ledger, metrics, same_bits, saved, trained
 
@@ -302,3 +303,25 @@ def test_whatever_the_events_do_a_killed_run_ends_the_same(
 def test_a_save_within_an_iteration_comes_at_its_end(tmp_path: Path) -> None:
     trained(SavingInTraining, tmp_path / "run", save_interval=100, keep_last=0)
     assert saved(tmp_path / "run") == [5, 6]
+
+
+class Copying(Tiny):
+    """Begins each start with a teacher that is a copy of the model, as it is then."""
+
+    def setup_model(self) -> None:
+        super().setup_model()
+        self.teacher = paddle.nn.Linear(4, 8)
+        for parameter in self.teacher.parameters():
+            parameter.stop_gradient = True
+
+    def on_train_begin(self) -> None:
+        self.teacher.set_state_dict(self.model[0].state_dict())
+
+
+def test_a_weight_that_on_train_begin_sets_anew_is_told(tmp_path: Path) -> None:
+    text = "on_train_begin sets it to another value than the checkpoint has"
+    for end, names in ((2, []), (4, ["self.teacher.weight", "self.teacher.bias"])):
+        trained(Copying, tmp_path / "run", max_iteration=end)
+        log = (tmp_path / "run/worker_0.log").read_text()
+        assert [name for name in names if f"not exact: {name}: {text}" in log] == names
+        assert log.count(text) == len(names)
