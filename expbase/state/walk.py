@@ -435,10 +435,6 @@ class WalkedNames(Names):
         names._others = paths
         return names
 
-    def has(self, name: str) -> bool:
-        """Returns whether an object had this name, even if the object is gone."""
-        return name in self._refs
-
     def is_closed(self, value: Any) -> bool:
         """Returns whether an object has a name and no places: a file, say."""
         return self.name_of(value) in self._closed
