@@ -55,7 +55,7 @@ class Start:
 
     def saved(self) -> dict[str, Any]:
         """What a checkpoint would hold, taken through JSON and files of tensors."""
-        tensors, of_parts = self.state.saved().state_dict()
+        tensors, of_parts = self.state.saved(anew=True).state_dict()
         values = self.state.values.state_dict()
         told = {"inventory": self.state.audit.inventory(), "code": self.state.code()}
         held = {"parts": of_parts, "values": values, **told}

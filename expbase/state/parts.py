@@ -85,7 +85,10 @@ class StatefulObjects(Part):
             _references(self.layers),
             _references(dict(self.sublayers())),
             {path: type(part).__name__ for path, part in self.sublayers()},
-            {name: _references(self.tensors_of(name)) for name in self.layers},
+            {
+                name: {k: _reference_in(o, n, t) for k, t, o, n in _tensors_in(layer)}
+                for name, layer in self.layers.items()
+            },
             _references(dict(named_parameters(self))),
             [*self.optimizers],
         )
@@ -344,18 +347,31 @@ def tensors_of(layer: Any) -> dict[str, Any]:
     """Returns parameters and buffers of a layer under the keys of paddle's own state_dict, also
     where the class overrides that method.
     """
-    return dict(_tensors_in(layer, "", ()))
+    return {key: tensor for key, tensor, _, _ in _tensors_in(layer)}
 
 
-def _tensors_in(layer: Any, prefix: str, above: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+def _tensors_in(
+    layer: Any, prefix: str = "", above: tuple[Any, ...] = ()
+) -> Iterator[tuple[str, Any, Any, str]]:
+    """Yields the key of each tensor, itself, the layer that has it and its name there."""
     passing = layer._non_persistable_buffer_names_set
     buffers = {name: tensor for name, tensor in layer._buffers.items() if name not in passing}
     for number, (name, tensor) in enumerate({**layer._parameters, **buffers}.items()):
         if tensor is not None:
-            yield prefix + key_of(name, tensor, number), tensor
+            yield prefix + key_of(name, tensor, number), tensor, layer, name
     for name, part in layer._sub_layers.items():
         if part is not None and not any(part is outer for outer in (*above, layer)):
             yield from _tensors_in(part, f"{prefix}{name}.", (*above, layer))
+
+
+def _reference_in(layer: Any, name: str, tensor: Any) -> Reference:
+    """Returns what gives a parameter, or the buffer of a layer: that is another one if it is set
+    anew, as `self.mean = 0.9 * self.mean + x` does.
+    """
+    if isinstance(tensor, EagerParamBase):
+        return reference(tensor)
+    owner = reference(layer)
+    return lambda: getattr(owner(), "_buffers", {}).get(name)
 
 
 def key_of(name: str, tensor: Any, number: int) -> str:
@@ -451,7 +467,7 @@ def named_parameters(found: StatefulObjects) -> list[tuple[str, Any]]:
 def _parameters_in(layer: Any) -> Iterator[tuple[str, Any]]:
     """Yields the parameters of a layer by their keys, each once."""
     met: set[int] = set()
-    for key, tensor in _tensors_in(layer, "", ()):
+    for key, tensor, _, _ in _tensors_in(layer):
         if isinstance(tensor, EagerParamBase) and id(tensor) not in met:
             met.add(id(tensor))
             yield key, tensor

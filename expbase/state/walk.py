@@ -410,6 +410,14 @@ class WalkedNames(Names):
             if path is not None and path not in self._refs:
                 self._refs[path] = reference(value)
                 self._paths[id(value)] = path
+        self._buffers = [  # that have their names as such: of which layer, under which key
+            (reference(node.value), key, reference(buffer))
+            for path, node in walk.nodes.items()
+            if isinstance(node, LayerNode)
+            for key, buffer in node.value._buffers.items()
+            if self._paths.get(id(buffer)) == f"{path}.{key}" and node.has_with_weights(key)
+        ]
+        self._replaced: set[int] = set()  # ids of those that another tensor has taken the place of
         self._automatic = {name: walk.nodes[path].value for name, path in walk.automatic.items()}
         self._classes = walk.classes
         self._closed = {*walk.closed}
@@ -420,6 +428,7 @@ class WalkedNames(Names):
     def now(self, walk: Walk) -> WalkedNames:
         """Returns the same names in a later walk, with what was made anew since."""
         names = copy.copy(self)
+        names._replaced = self._replaced_buffers()
         names._made = {
             path: node.value
             for path, node in walk.nodes.items()
@@ -428,6 +437,17 @@ class WalkedNames(Names):
         }
         names._anew = {id(value): path for path, value in names._made.items()}
         return names
+
+    def _replaced_buffers(self) -> set[int]:
+        """Returns the ids of buffers that stand in their layer no more; their name is that of the
+        tensor that does.
+        """
+        return {
+            id(buffer)
+            for layer, key, ref in self._buffers
+            if (buffer := ref()) is not None and (owner := layer()) is not None
+            if owner._buffers.get(key) is not buffer
+        }
 
     def and_others(self, paths: Mapping[int, str]) -> WalkedNames:
         """Returns these names, and those of what has none among them, by id."""
@@ -445,7 +465,7 @@ class WalkedNames(Names):
         found = None if path is None else self._refs[path]()
         # The node of a wrapper of fleet's is that of the optimizer in it.
         is_known = path is not None and (found is value or found is optimizers.innermost(value))
-        return path if is_known else None
+        return path if is_known and id(value) not in self._replaced else None
 
     def name_of(self, value: Any) -> str | None:
         path = self.known(value)

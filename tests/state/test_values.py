@@ -977,6 +977,26 @@ def test_a_part_that_is_a_second_name_may_be_another_part() -> None:
     assert [model[0].weight.item() == 7, model[1].weight.item() == 7] == [False, True]
 
 
+def test_a_buffer_that_is_set_anew_is_saved_also_where_the_one_before_is_used_still() -> None:
+    def made() -> dict[str, Any]:
+        model = paddle.nn.Sequential(paddle.nn.Linear(1, 1), paddle.nn.Linear(1, 1))
+        for part in model:
+            part.register_buffer("mean", paddle.zeros([1]))
+        model.active = model[0]
+        return {"model": model, "first": model[0].mean, "history": []}
+
+    one = Start(made())
+    own = one.own
+    own.history.append(own.model[1].mean)
+    for number, part in enumerate(own.model[:2]):
+        part.mean = part.mean * 0.9 + 5 + number
+    own.model.active = own.model[1]
+    own = Start(made(), one.saved()).own
+    assert [part.mean.item() for part in own.model[:2]] == [5, 6]
+    assert own.history[0].item() == 0
+    assert own.model.active is own.model[1]
+
+
 def test_attributes_of_a_parameter_are_state() -> None:
     def made() -> dict[str, Any]:
         return {"model": paddle.nn.Linear(2, 2)}
