@@ -410,7 +410,7 @@ class WalkedNames(Names):
             if path is not None and path not in self._refs:
                 self._refs[path] = reference(value)
                 self._paths[id(value)] = path
-        self._buffers = [  # that have their names as such: of which layer, under which key
+        self._slots = [  # that have their names as such: of which layer, under which key
             (reference(node.value), key, reference(buffer))
             for path, node in walk.nodes.items()
             if isinstance(node, LayerNode)
@@ -444,7 +444,7 @@ class WalkedNames(Names):
         """
         return {
             id(buffer)
-            for layer, key, ref in self._buffers
+            for layer, key, ref in self._slots
             if (buffer := ref()) is not None and (owner := layer()) is not None
             if owner._buffers.get(key) is not buffer
         }
