@@ -156,8 +156,13 @@ class Gatherer:
                 *(of[VALUES].get(HOOKED, ()) for of in (values_of_zero, values))
             )
             others[VALUES] -= hooked
-            beginnings = tuple(f"{VALUES}.{path.removesuffix('[:]')}" for path in hooked)
-            different -= {n for n in different if n[0] == ARRAYS and n[1].startswith(beginnings)}
+            arrays = {f"{VALUES}.{path.removesuffix('[:]')}" for path in hooked}
+            within = tuple(f"{name}{mark}" for name in arrays for mark in ".'#")
+            different -= {
+                (file, key)
+                for file, key in different
+                if file == ARRAYS and (key in arrays or key.startswith(within))
+            }
         return different, {
             entry: {name: value for name, value in parts.items() if name in others[entry]}
             for entry, parts in values.items()

@@ -211,11 +211,15 @@ class Audit:
         self._outside = None
         self._begun = self._looked(walk, names)
         assert self._outside is not None
-        values = self._outside.values()
-        self._hooked = {**hooked} | {
-            path: _as_text(there)
+        changed = {
+            path: there
             for path, there in self._begun.items()
             if path in self._made and not is_same(self._made[path], there)
+        }
+        values = self._outside.values() if changed else {}
+        self._hooked = {**hooked} | {
+            path: _as_text(there)
+            for path, there in changed.items()
             if is_value(there) or not talks_to_the_world(values.get(path))
         }
         if not (walk.is_whole and self._outside.is_whole or self._has_said_bound):
