@@ -44,6 +44,7 @@ _OF_PARAMETERS |= {"fw_storage", "bw_storage", "split_axis", "is_firstly_shared"
 _OF_PARAMETERS |= {"sequence_parallel", "unslice", "_need_shard"}
 _RATES = "optimize_attr"  # the factor of a parameter's learning rate, in a dict
 _PASSED_OVER = {*_OF_PARAMETERS, _RATES}
+_SETTINGS = {"regularizer", "need_clip", "do_model_average"}  # of a ParamAttr, on each parameter
 GROUPS = "groups."  # what the keys of an optimizer's groups begin with
 
 
@@ -227,6 +228,10 @@ class ParameterNode(Node):
 
     def remove(self, key: Any) -> None:
         vars(self.value).pop(key, None)
+
+    def has_users(self) -> bool:
+        """Returns whether it has an attribute of the user's own."""
+        return not vars(self.value).keys() <= _PASSED_OVER | _SETTINGS
 
     def children(self) -> Iterator[tuple[Any, Any]]:
         # A dict of rates has no places of its own: there is one for each parameter.

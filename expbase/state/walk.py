@@ -503,6 +503,11 @@ class WalkedNames(Names):
 class _InLayers(Walk):
     """A walk over layers and the collections in them, but not over other objects."""
 
+    def _node_of(self, path: str, value: Any) -> Node | None:
+        node = super()._node_of(path, value)
+        # Of parameters there are many, and what is paddle's on them no forward changes.
+        return None if isinstance(node, ParameterNode) and not node.has_users() else node
+
     def _is_open(self, value: Any) -> bool:
         return False
 

@@ -24,6 +24,7 @@ from tiny import Points, Tiny, run_of, same_bits, trained
 from expbase.base.json_values import Encoded
 from expbase.state.places import DictNode, Node, WholeNode
 from expbase.state.rollback import Rollback
+from expbase.state.walk import nodes_in_layers
 
 
 class Drifting(paddle.nn.Layer):
@@ -1162,6 +1163,15 @@ def test_a_rollback_puts_back_in_place_what_has_changed() -> None:
     assert holder.array.tolist() == [0.0, 0.0, 0.0]
     assert (holder.tensor.tolist(), holder.tensor.grad) == ([1.0, 1.0], None)
     assert holder.random.random() == drawn
+
+
+def test_a_rollback_puts_back_what_a_forward_sets_on_a_parameter_of_the_users() -> None:
+    layer = paddle.nn.Linear(2, 2)
+    layer.weight.seen = 1
+    before = Rollback(nodes_in_layers([layer]))
+    layer.weight.seen = 2
+    before.restore()
+    assert layer.weight.seen == 1
 
 
 def test_a_weight_that_each_forward_derives_is_in_no_checkpoint() -> None:
