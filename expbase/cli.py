@@ -126,6 +126,8 @@ def default_argument_parser() -> argparse.ArgumentParser:
         metavar="N", help="processes on this machine; auto: as training.shares allows")  # fmt: skip
     for option, text in _SWITCHES.items():
         add(option, action="store_true", help=text)
+    add("--no_advice", dest="advice", action="store_false",
+        help="train without the doctor, who only looks and says what may be a mistake")  # fmt: skip
     for name, nargs, metavar in (("--opts", "+", "KEY VALUE"), ("opts", "*", "KEY=VALUE")):
         add(name, action="extend", nargs=nargs, default=None, metavar=metavar, help="config values")
     inspection = parser.add_argument_group(

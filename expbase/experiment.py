@@ -21,6 +21,7 @@ from expbase.checkpoint import layout, model_files
 from expbase.checkpoint.model_files import Rename
 from expbase.config import Config
 from expbase.defaults import get_default_training_config
+from expbase.doctor.visit import visit
 from expbase.engine import resume
 from expbase.engine.evaluation import named_scalars
 from expbase.engine.internals import Internals
@@ -108,6 +109,7 @@ class ExperimentBase(Events):
                 setattr(self, name, None)
         self.__run = Run(self, Start.of(type(self), ExperimentBase, config, args))
         self.visualizer = Visualizer(None)
+        visit(self, self.__run.internals)
 
     @property
     def config(self) -> Config:

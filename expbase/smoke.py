@@ -16,7 +16,6 @@ from typing import Any
 from expbase.base.streams import show
 from expbase.config import ConfigError
 from expbase.defaults import fill
-from expbase.engine.first_updates import READS_NOTHING, FirstUpdates, steps_by_epochs
 from expbase.events import on
 from expbase.experiment import ExperimentBase
 from expbase.front import users_class
@@ -55,19 +54,9 @@ class Smoke(ExperimentBase):
         return itertools.islice(super().valid_batches(loader), VALIDATION_BATCHES)
 
     def train(self) -> None:
-        """Trains, and notes that it went well; says which schedule was left where it was."""
-        first = FirstUpdates(self.internals.stateful_objects().optimizers)
+        """Trains, and notes that it went well."""
         super().train()
         self.smoke_is_trained = True
-        internals = self.internals
-        if self.train_loader is not None and not internals.batch_in_epoch:
-            self.logger.warning("in %d updates %s", self.smoke_updates, READS_NOTHING)
-        if internals.grad_scaler is None and any(internals.learning_rates().values()):
-            for text in first.look(has_logged=True):
-                self.logger.warning("in %d updates %s", self.smoke_updates, text)
-        if not steps_by_epochs(type(self)):  # an epoch is too long for a trial
-            for text in first.look_at_schedules(has_validated=True):
-                self.logger.warning("in %d updates %s", self.smoke_updates, text)
 
     @on("on_train_end")
     def load_smoke_checkpoint(self) -> None:

@@ -58,7 +58,8 @@ def test_the_parser_has_the_documented_options_and_no_others() -> None:
     assert vars(parsed()) == {
         "config": None, "data": None, "output": None, "checkpoint_path": None,
         "init_model_path": None, "init_partial": False, "device": None, "nprocs": 1,
-        "fresh": False, "force": False, "evaluate": None, "export": None, "opts": [],
+        "fresh": False, "force": False, "advice": True, "evaluate": None, "export": None,
+        "opts": [],
     }  # fmt: skip
     args = parsed("--fresh", "--force", "--nprocs", "2", "--device", "gpu:0")
     assert (args.fresh, args.force) == (True, True)

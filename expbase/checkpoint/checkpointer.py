@@ -105,6 +105,7 @@ class Checkpointer:
         self.validations = best.Validations(file, training)
         self.resumable: Path | None = None  # this run's newest, found at its start
         self.newest_saved: Path | None = None  # that is known to be good
+        self.restored: Path | None = None  # the one from which this start goes on
         self.inspected = ""  # the name of the checkpoint that was loaded for inspection
         self.sizes: Mapping[str, int] = {}  # of the logs at the restored checkpoint, in bytes
         self.inventory: Mapping[str, Any] = {}  # of that checkpoint
@@ -386,7 +387,7 @@ class Checkpointer:
                 f"{collectives.world_size()}: they draw other numbers, and sum in another order"
             )
         notes += _load(path, contents, fitting.states)
-        self.newest_saved, self.inspected = path, ""
+        self.newest_saved, self.restored, self.inspected = path, path, ""
         return notes
 
     def look_at(self, run: Path, which: str) -> tuple[int, int]:

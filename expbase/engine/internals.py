@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
+from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 from expbase.checkpoint.checkpointer import Checkpointer
@@ -79,6 +81,48 @@ class Internals:
         return self._start.read_only
 
     @property
+    def advises(self) -> bool:
+        """Whether what looks and says is wanted: not with --no_advice, nor where a run is only
+        looked at.
+        """
+        return self._start.options.advice and not self.read_only
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether no iteration comes after the present one, by the config or by a stop."""
+        return self._loop.is_ending
+
+    @property
+    def has_logged(self) -> bool:
+        """Whether a number of training was logged, or drawn, in this start."""
+        return self._loop.has_logged
+
+    @property
+    def batches_read(self) -> int:
+        """Batches of training that this rank has read in this start."""
+        return self._loop.batches_read
+
+    @property
+    def has_validated(self) -> bool:
+        """Whether what is trained was validated in this start."""
+        return self._loop.results.has_validated
+
+    @property
+    def waiting(self) -> Sequence[str]:
+        """Events at which the experiment acts, and that a helper calls which was not called yet."""
+        return sorted(self._events.waiting)
+
+    @property
+    def restored(self) -> Path | None:
+        """The checkpoint from which this start goes on; None: it begins."""
+        return self._checkpointer.restored
+
+    @property
+    def state(self) -> UserState:
+        """The attributes of the experiment, as the last walk has seen them."""
+        return self._state
+
+    @property
     def saved_at(self) -> int:
         """The iteration of the last checkpoint of this start, which may still be under way; -1."""
         return self._loop.saved_at
@@ -87,6 +131,11 @@ class Internals:
     def epochs_ended(self) -> int:
         """Epochs whose batches are used up: all that have begun, but for the one under way."""
         return self._loop.epochs_ended
+
+    @property
+    def updates_per_epoch(self) -> Fraction | None:
+        """Updates of an epoch; None if nobody knows."""
+        return self._data.updates_per_epoch
 
     @property
     def batch_in_epoch(self) -> int:
@@ -103,6 +152,11 @@ class Internals:
     def num_shares(self) -> int:
         """The number of batches that make one update, over all ranks."""
         return self._update.batches * self._start.world_size
+
+    @property
+    def divisor(self) -> int:
+        """By what backward() divides a loss now: above 1 in a loop over micro-batches."""
+        return self._update.divisor
 
     @property
     def share(self) -> int:
@@ -178,7 +232,7 @@ class Internals:
         Returns:
             A context for the block; within another one it changes nothing.
         """
-        return self._loop.evaluating()
+        return self._loop.results.predicting(self._loop.iteration)
 
     def surround_phases(
         self, context: Callable[[], contextlib.AbstractContextManager[Any]]
@@ -219,6 +273,29 @@ class Internals:
             What the method returned; None if nothing hears the event.
         """
         return self._events.fire(event, *args)
+
+    def listen(self, event: str, function: Callable[..., object]) -> Callable[[], None]:
+        """Calls a function at each event of a name, after all that the experiment does at it.
+
+        It only looks: it is in no checkpoint, and an error in it is a line of the log.
+
+        Args:
+            event: The name of an event, or of a moment: `ready`, when setup has ended; `begin`,
+                before the first update; `micro_batches`; `capture`, of the state.
+            function: It is called with the event's arguments.
+
+        Returns:
+            A function that ends it.
+        """
+        return self._events.listen(event, function)
+
+    def explain(self, function: Callable[[BaseException], object]) -> None:
+        """Asks a function, before an error that ends the run is logged, to add a note to it.
+
+        Args:
+            function: It is called with the error.
+        """
+        self._events.explain(function)
 
     def hears(self, event: str) -> bool:
         """Says whether a method or a listener of the experiment acts at an event.

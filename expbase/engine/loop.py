@@ -15,7 +15,6 @@ done. What is due when: due.py; why all ranks stop: stop.py; what a failure does
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -35,28 +34,21 @@ from expbase.engine.due import (
     is_quiet,
     is_wanted,
 )
-from expbase.engine.evaluation import Evaluation, check_group, check_metric
-from expbase.engine.first_updates import (
-    LOOK_AFTER,
-    READS_NOTHING,
-    FirstUpdates,
-    steps_by_epochs,
-)
+from expbase.engine.evaluation import Evaluation
 from expbase.engine.life import Life, Step
 from expbase.engine.report import Report
+from expbase.engine.results import Results
 from expbase.engine.start import Start, need_super
-from expbase.engine.stop import StopReason, StopRequests, ValidationExit, ValidationLeft
+from expbase.engine.stop import StopReason, StopRequests, ValidationLeft
 from expbase.engine.subscribers import Subscribers
 from expbase.engine.update import Update
-from expbase.events import CALLED_BY
 from expbase.ranks import collectives
 from expbase.record import code_values
-from expbase.record.meter import means_over
 from expbase.record.speed import Stopwatch
 from expbase.state.attributes import UserState
-from expbase.state.checks import left_out, steps_by_itself
+from expbase.state.samples import Samples
 
-_LOOP = "`while self.going_on(): self.train_batch(); self.end_iteration()`"
+LOOP = "`while self.going_on(): self.train_batch(); self.end_iteration()`"
 _SAVED = ("iteration", "epoch", "epochs_before", "todo")
 
 
@@ -77,12 +69,9 @@ class Loop(Part):
     stopped_by = StopReason.NONE  # why all ranks end before the end
     failure: BaseException | None = None  # what ended the run, if anything did
     saved_at = -1  # the iteration of the last checkpoint
-    validating_at = -1  # the iteration of a validation that has begun, and not ended
     _save_requested = False  # save() was called within the iteration
     epochs_before = 0  # epochs that were used up when the last iteration began
-    _epochs_at_begin = 0  # epochs that were used up when training began in this start
     _began = -1  # the iteration at which training began in this start
-    _noted_at = -1  # the iteration of the last validation whose results were noted
     _loop_began = -1  # the one at which going_on was called first
 
     def __init__(
@@ -99,16 +88,13 @@ class Loop(Part):
         data: DataPosition,
         update: Update,
         evaluation: Evaluation,
+        results: Results,
         report: Report,
         checkpointer: Checkpointer,
         stop: StopRequests,
     ) -> None:
         self.todo: list[str] = []  # what is to be done before the next iteration
-        self._results: dict[str, float] = {}  # of the last validation
-        # The last iteration, by the word, "valid" or "test", and the checkpoint of the weights.
-        self._recorded_at: dict[tuple[str, str], int] = {}
-        self._first_updates = FirstUpdates({})
-        self._left_out: list[str] = []  # layers that were told to be trained by nobody
+        self._trained = Samples({})
         self._experiment = experiment
         self._start = start
         self._training = start.training
@@ -120,6 +106,7 @@ class Loop(Part):
         self._stopwatch = stopwatch
         self._data = data
         self._update = update
+        self.results = results
         self._evaluation = evaluation
         self._report = report
         self._checkpointer = checkpointer
@@ -148,6 +135,21 @@ class Loop(Part):
         """Whether training came to its end, by the config or by stop(); not interrupted."""
         is_done = self.is_over and not self.todo and self.failure is None
         return is_done and (self.is_last or self.stopped_by is StopReason.CALL)
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether no iteration comes after the present one, by the config or by a stop."""
+        return self.is_last or self.is_over or bool(self.stopped_by)
+
+    @property
+    def has_logged(self) -> bool:
+        """Whether a number of training was logged, or drawn, in this start."""
+        return self._report.metrics.is_used
+
+    @property
+    def batches_read(self) -> int:
+        """Batches of training that this rank has read in this start."""
+        return self._stopwatch.batches
 
     @property
     def end_reason(self) -> str:
@@ -184,7 +186,7 @@ class Loop(Part):
     def need(self, step: Step, method: str) -> None:
         """Raises a RuntimeError unless the loop is where a method may be called."""
         if self.step is not step:
-            raise RuntimeError(f"{method}: called {self.step.value}; expected {_LOOP} in train().")
+            raise RuntimeError(f"{method}: called {self.step.value}; expected {LOOP} in train().")
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the counters that a checkpoint holds; the others belong to one start."""
@@ -230,7 +232,8 @@ class Loop(Part):
         self.step = Step.ENDING
         self._stop.note_update()
         self._events.fire("on_train_batch_end")
-        self._look_at_first_updates(self.iteration - self._loop_began)
+        if self.iteration == self._loop_began + 1:
+            self._check_first_update()
         if self._has_nothing_to_do():  # as after most iterations
             self._report.move(self.iteration)
             self._checkpointer.settle(wait=False)
@@ -242,7 +245,7 @@ class Loop(Part):
             rates = self._state.learning_rates()
             self._report.line(self.iteration, self.epoch, rates, self._events.fire)
         self.todo = self._without_validations(due.follows)
-        if self._is_recorded("valid"):  # by an evaluate() in on_train_batch_end
+        if self.results.is_recorded(self.iteration):  # by an evaluate() in on_train_batch_end
             self._note_validation()
         if due.checkpoint or self._save_requested:  # before what follows, which may fail
             self._save_now()
@@ -268,8 +271,8 @@ class Loop(Part):
         self._stopwatch.start(self.iteration)
         if self._began < 0:  # without run()
             self.note_begin()
-            self.note_parameters()
         self._loop_began = self.iteration
+        self._events.fire("begin")
         self.todo = self._without_validations(self.todo)  # the code may have no valid() any more
         if self.todo:
             self._do_what_follows()
@@ -286,7 +289,7 @@ class Loop(Part):
             and is_quiet(self._training, self.iteration, epochs_ended)
             and self._stop.is_quiet(self.iteration)
             and not self._save_requested
-            and not self._is_recorded("valid")
+            and not self.results.is_recorded(self.iteration)
         )
 
     def _due(self) -> Due:
@@ -331,7 +334,7 @@ class Loop(Part):
 
     def _without_validations(self, todo: list[str]) -> list[str]:
         """Returns the list as it is, unless this iteration has its validation, or there is none."""
-        if not todo or (self._start.has_valid and not self._is_recorded("valid")):
+        if not todo or (self._start.has_valid and not self.results.is_recorded(self.iteration)):
             return todo
         return [what for what in todo if what == END_EPOCH]
 
@@ -345,62 +348,11 @@ class Loop(Part):
         self.is_over = self.is_last or bool(self.stopped_by)
         self.step = Step.OUTSIDE if self.is_over else Step.BETWEEN
 
-    def _look_at_first_updates(self, updates: int) -> None:
-        if updates > LOOK_AFTER and not self._first_updates.schedules:
-            return  # as in most of a run
-        if updates == 1:
-            self._state.reach.walk()
-            self._checkpointer.refuse_changes(self._state.saved())
-            self._update.check_first()
-        is_whole_run = updates == self.iteration and self.is_last
-        is_late = updates == LOOK_AFTER or (is_whole_run and updates < LOOK_AFTER)
-        for text in self._update.first_gradients.look():
-            self._start.warn(f"[{self.iteration}] {text}")
-        for text in self._trained_by_nobody() if is_late or updates == 1 else ():
-            self._start.warn(f"[{self.iteration}] {text}")
-        for text in self._seen_in_updates(updates, is_late=is_late):
-            self._start.warn(f"[{self.iteration}] in {updates} updates {text}")
-
-    def _seen_in_updates(self, updates: int, *, is_late: bool) -> Iterator[str]:
-        """Yields what is missing, as far as so many updates show it."""
-        first = self._first_updates
-        if is_late:
-            # What is logged is rank 0's, so it alone says that there is nothing.
-            is_silent = not self._report.metrics.is_used and not self._start.rank
-            has_logged = not (is_silent and self._training.log_interval)
-            yield from first.look(has_logged=has_logged)
-            for event in sorted(self._events.waiting):
-                yield (
-                    f"{event} never came, at which the experiment acts; expected "
-                    f"self.{CALLED_BY[event]}() in train_batch, which calls it."
-                )
-        if self._is_time_to_have_read(updates, is_late=is_late) and not self._stopwatch.batches:
-            yield READS_NOTHING
-        is_next_epoch = self.epochs_before > self._epochs_at_begin
-        if is_next_epoch or (is_late and not steps_by_epochs(type(self._experiment))):
-            yield from first.look_at_schedules(has_validated=("valid", "") in self._recorded_at)
-
-    def _is_time_to_have_read(self, updates: int, *, is_late: bool) -> bool:
-        """Whether an update should have read a batch by now.
-
-        If only epochs end the run, one of them should be over; else it would train for ever.
-        """
-        length = self._data.updates_per_epoch
-        if length is None or self._training["max_iteration"]:
-            return is_late and self._experiment.train_loader is not None
-        return updates == min(math.ceil(length), LOOK_AFTER)
-
-    def _trained_by_nobody(self) -> Iterator[str]:
-        """Yields, once, each layer that the loss has given gradients and no optimizer updates."""
-        if any(map(steps_by_itself, self._state.reach.everything.values())):
-            return  # of which nobody knows what it updates
-        for name in left_out(self._state.found()):
-            if name not in self._left_out:
-                self._left_out.append(name)
-                yield (
-                    f"self.{name} has got gradients from the loss, and no optimizer updates it; "
-                    "expected one that does, or stop_gradient = True of its parameters."
-                )
+    def _check_first_update(self) -> None:
+        """Raises if no start could load what the first update has left, or if it is half of one."""
+        self._state.reach.walk()
+        self._checkpointer.refuse_changes(self._state.saved())
+        self._update.check_first()
 
     def _seed(self, purpose: int, *numbers: int) -> None:
         """Seeds what is drawn outside of micro-batches: on each rank, or on all alike."""
@@ -488,19 +440,11 @@ class Loop(Part):
 
     def _validate(self) -> None:
         """Makes the validation of this iteration, unless there was one; a stop may leave it."""
-        if self._is_recorded("valid"):
+        if self.results.is_recorded(self.iteration):
             return
         if self._save_requested:  # before what may fail, as what is due
             self._save_now()
-        self.validating_at = self.iteration
-        # An evaluate() of the user's may not call super's, so the phase begins here.
-        with (
-            self._evaluation.begin("valid", self.iteration),
-            self._evaluation.may_be_left_by(ValidationExit(self._stop)),
-        ):
-            self._results = dict(self._experiment.evaluate() or {})
-        self.validating_at = -1
-        self._recorded_at["valid", ""] = self.iteration
+        self.results.validate(self.iteration)
 
     def _write_what_was_trained(self) -> None:
         """Writes the copy from before a validation that all ranks have left."""
@@ -512,63 +456,13 @@ class Loop(Part):
 
     def _note_validation(self) -> None:
         """Notes the results of this iteration's validation, if there was one; once."""
-        if self._is_recorded("valid") and self._noted_at < self.iteration:
-            self._noted_at = self.iteration
-            check_metric("training.monitor", self._training.monitor, self._results)
-            now = self.iteration, self.shown_epoch
-            if self._checkpointer.note_validation(*now, self._results):
-                self._note_saved()
+        if self.results.note(self.iteration, self.shown_epoch):
+            self._note_saved()
 
     def evaluate(self, loader: Any, name: str) -> dict[str, float]:
         """Returns the results of a validation, and records them; see ExperimentBase."""
-        experiment = self._experiment
-        evaluation = self._evaluation
-        if not self._start.has_valid:
-            raise TypeError(
-                f"evaluate: calls valid, and {type(experiment).__name__} has none; expected "
-                "`def valid(self):` with `for batch in self.valid_batches(): self.log(…)`."
-            )
-        name = self._name_of(loader, name)
-        with evaluation.begin("valid", self.iteration, loader):
-            results = evaluation.validate(
-                experiment.valid, lambda: int(experiment.visualizer.num_scalars), self.iteration
-            )
-            self._events.fire("on_evaluate_end", results)
-            if "on_evaluate_end" in self._events.subscribed:
-                results |= evaluation.logged_since()
-        inspected = self._checkpointer.inspected
-        # Of weights that were loaded the curve of those that are trained has no point.
-        is_point = self._is_at_a_point and not (name == "valid" and inspected)
-        if name and is_point and not self._is_recorded(name, inspected):
-            self._recorded_at[name, inspected] = self.iteration
-            self._results = results if name == "valid" else self._results
-            now = self.iteration, self.shown_epoch
-            self._report.evaluation(name, *now, results, checkpoint=inspected)
-        else:
-            # Which data: self.test_loader that was never set is None, and means the validation's.
-            has_data = loader is not None or experiment.valid_loader is not None
-            data = self._data_of(loader) if has_data else ""
-            what = ["evaluated", inspected, data and f"on self.{data}_loader"]
-            self._report.means(self.iteration, f"{' '.join(filter(None, what))}: ", results)
-        return results
-
-    def _is_recorded(self, name: str, inspected: str = "") -> bool:
-        return self._recorded_at.get((name, inspected), -1) == self.iteration
-
-    def _name_of(self, loader: Any, name: str) -> str:
-        """Returns the word under which results are recorded; empty: nobody gave them one."""
-        if name:
-            check_group(name)
-            return name
-        return self._data_of(loader)
-
-    def _data_of(self, loader: Any) -> str:
-        """Returns which of the experiment's data a loader has, a word; empty: none of it."""
-        if loader is None:
-            return "valid"
-        if loader is self._experiment.test_loader:
-            return "test"
-        return "valid" if loader is self._experiment.valid_loader else ""
+        now = self.iteration, self.shown_epoch
+        return self.results.evaluate(loader, name, *now, is_point=self._is_at_a_point)
 
     @property
     def _is_at_a_point(self) -> bool:
@@ -582,16 +476,9 @@ class Loop(Part):
         )  # another process may have the run
         if self.step is Step.WITHIN or self.failure is not None or is_closed:
             return False
-        is_at_end = self.is_over and self.validating_at < 0 and self._began >= 0
+        is_at_end = self.is_over and self.results.under_way < 0 and self._began >= 0
         is_at_begin = self.iteration == self._began and self.saved_at < 0
         return self.step is Step.ENDING or is_at_end or is_at_begin
-
-    @contextlib.contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Makes the block a phase "predict"; what is logged in it goes into the text log."""
-        with self._evaluation.begin("predict", self.iteration):
-            yield
-            self._report.means(self.iteration, "", means_over([self._evaluation.logged.take()]))
 
     # --- checkpoints ---------------------------------------------------------------------
 
@@ -607,10 +494,10 @@ class Loop(Part):
                 f"save: iteration {self.iteration} failed, and the state is half its update; the "
                 "run continues from the checkpoint before."
             )
-        if self.validating_at >= 0:
+        if self.results.under_way >= 0:
             self._start.warn(
-                f"save: the validation of iteration {self.validating_at} was left, and what stands "
-                "in the model may not be what was trained; nothing is saved of it."
+                f"save: the validation of iteration {self.results.under_way} was left, and what "
+                "stands in the model may not be what was trained; nothing is saved of it."
             )
             return
         self._check_directory()
@@ -627,11 +514,11 @@ class Loop(Part):
         written may not be what was trained: valid() may have put it aside.
         """
         self._check_directory()
-        if self.validating_at >= 0 and self.is_over:
+        if self.results.under_way >= 0 and self.is_over:
             self._start.warn(
-                f"{path}: written after the validation of iteration {self.validating_at} was left, "
-                "with the weights that it had then: averages, if it had swapped them in. What was "
-                "trained is in the checkpoint."
+                f"{path}: written after the validation of iteration {self.results.under_way} was "
+                "left, with the weights that it had then: averages, if it had swapped them in. "
+                "What was trained is in the checkpoint."
             )
 
     @contextlib.contextmanager
@@ -641,6 +528,7 @@ class Loop(Part):
             self._check_finite()
             self._update.check_complete()
             yield self._report.metrics.sizes()
+            self._events.fire("capture")
         self._report.leave_log_to_zero()
 
     def _note_saved(self) -> None:
@@ -654,7 +542,7 @@ class Loop(Part):
         self.step = Step.BETWEEN
         self._experiment.save()
         self.step = before
-        if self.saved_at < 0 and self.validating_at < 0 and not self._start.read_only:
+        if self.saved_at < 0 and self.results.under_way < 0 and not self._start.read_only:
             self._start.warn(f"[{self.iteration}] save: made no checkpoint; expected super's call.")
 
     def _save_at_end(self) -> None:
@@ -673,7 +561,6 @@ class Loop(Part):
         """Notes that there is no further iteration."""
         self.is_over = True
         self.step = Step.OUTSIDE
-        self._update.first_gradients.close()
 
     def end_with_nothing_left(self) -> None:
         """Ends a loop that has nothing left to do: the run that is given again has finished."""
@@ -693,11 +580,9 @@ class Loop(Part):
         self._began = self.iteration
 
     def note_parameters(self) -> None:
-        """Notes what there is before the first update of this start, to see what that changes."""
-        optimizers = self._state.optimizers()
-        self._first_updates = FirstUpdates(optimizers)
-        self._update.first_gradients.watch(optimizers)
-        self._epochs_at_begin = self.epochs_ended
+        """Notes what there is before the first update, for a loop of the user's own."""
+        if self._start.has_own("train"):
+            self._trained = Samples(self._state.optimizers())
 
     def end_training(self) -> None:
         """Ends the loop after train(), maybe the user's; if it returned early, that is a stop().
@@ -710,8 +595,11 @@ class Loop(Part):
                 f"train: returned within iteration {self.iteration}; expected self.end_iteration() "
                 "after each self.train_batch()."
             )
-        if self._loop_began < 0:
-            self._check_own_loop(self.iteration - self._began)
+        if self._loop_began < 0 and self.iteration == self._began and self._trained.have_changed():
+            raise RuntimeError(
+                f"train: made updates and counted no iteration, so nothing can be saved of them; "
+                f"expected {LOOP}, or `self.iteration += 1` before each self.train_batch()."
+            )
         if not self.is_over:
             self._stop.add(StopReason.CALL, self._stop.text or "train() returned")
             self._stop.agree_on_text()
@@ -719,17 +607,3 @@ class Loop(Part):
             if is_wanted(self._training, "save"):
                 self._save_now()
         self.end()
-
-    def _check_own_loop(self, made: int) -> None:
-        """Warns of a loop without going_on and end_iteration; an error if it does not count."""
-        if made:
-            self._start.warn(
-                f"train: made {made} iterations without going_on() and end_iteration(): it heard "
-                "no signal and no stop(), wrote no line, called no on_train_batch_end, and saved "
-                f"nothing but by save(); expected {_LOOP}."
-            )
-        elif self._first_updates.has_changed():
-            raise RuntimeError(
-                f"train: made updates and counted no iteration, so nothing can be saved of them; "
-                f"expected {_LOOP}, or `self.iteration += 1` before each self.train_batch()."
-            )

@@ -44,20 +44,13 @@ from expbase.data.position import DataPosition
 from expbase.data.shared_memory import remove_left_files
 from expbase.data.workers import ReaderThreads, workers_end_with_this
 from expbase.defaults import check_training, resolved
-from expbase.engine.advice import (
-    explain_memory,
-    explain_schedule,
-    explaining_missing_model,
-    likely_mistakes,
-    methods_nobody_calls,
-    misnamed_loaders,
-)
 from expbase.engine.evaluation import Evaluation
 from expbase.engine.former_names import overrides_nobody_calls
 from expbase.engine.internals import Internals
 from expbase.engine.life import Life, Step
 from expbase.engine.loop import Loop
 from expbase.engine.report import Report
+from expbase.engine.results import Results
 from expbase.engine.run_dir import RunDirectory
 from expbase.engine.shares.checks import check_shares, refuse_different
 from expbase.engine.shares.division import SharesOnRanks
@@ -101,7 +94,7 @@ class Run:
         self._reader_threads = ReaderThreads()
         self._guards: list[contextlib.AbstractContextManager[Any]] = []  # round training
         # What is the user's, and what looks at it.
-        self.events = Subscribers(experiment)
+        self.events = Subscribers(experiment, start.warn)
         self.state = UserState(experiment, start.warn, start.logger.info)
         self.stopwatch = Stopwatch()
         self.data = DataPosition()
@@ -118,8 +111,17 @@ class Run:
         self.report = Report(start, metrics, *known, log_is_of_all=repeats)
         # What trains.
         self.stop = self._make_stop_requests()
-        self.update = Update(self.division, self.state, self.stopwatch)
+        self.update = Update(self.division, self.state, self.stopwatch, self.events.fire)
         self.evaluation = Evaluation(start, self.state, self.stopwatch, has_all=repeats)
+        results = Results(
+            experiment,
+            start,
+            events=self.events,
+            evaluation=self.evaluation,
+            report=self.report,
+            checkpointer=self.checkpointer,
+            stop=self.stop,
+        )
         self.loop = Loop(
             experiment,
             start,
@@ -132,6 +134,7 @@ class Run:
             data=self.data,
             update=self.update,
             evaluation=self.evaluation,
+            results=results,
             report=self.report,
             checkpointer=self.checkpointer,
             stop=self.stop,
@@ -226,8 +229,7 @@ class Run:
             self._open_records()
             experiment.setup_checkpointer()
             rng.seed_for(start.training.seed, rng.SETUP)  # the same on all ranks
-            with explaining_missing_model(experiment):
-                experiment.setup_dataloader()
+            experiment.setup_dataloader()
             self._attach_data()
             experiment.setup_model()
             experiment.startup()
@@ -235,6 +237,7 @@ class Run:
             need_super("check_setup", is_done=self.life is Life.READY)
             self.state.reach.is_named = True
             self.state.note_setup()
+            self.events.fire("ready")
             if start.writes:
                 self.facts["model"] = digests.or_reason(self._model)
 
@@ -370,8 +373,6 @@ class Run:
         """Takes the loaders that setup_dataloader has set; the ranks compare their samplers."""
         experiment = self.experiment
         start = self.start
-        for text in misnamed_loaders(experiment):
-            start.warn(text)
         if experiment.train_loader is not None:
             shard = Shard(start.training.seed, start.rank, start.world_size)
             if self.division.ranks_repeat:
@@ -437,10 +438,7 @@ class Run:
         if not start.read_only:
             is_divided = start.parallel and self.division.sums_in_backward
             alone = not_synchronized(self.state.found(), found) if is_divided else ()
-            mistakes = likely_mistakes(start.training, self.data.adapter.loader)
-            kind = type(experiment)
-            unused = *methods_nobody_calls(kind), *overrides_nobody_calls(kind)
-            for text in (*unused, *mistakes, *alone):
+            for text in (*overrides_nobody_calls(type(experiment)), *alone):
                 start.warn(text)
         self.life = Life.READY
 
@@ -609,7 +607,7 @@ class Run:
         if error is not loop.failure:
             loop.note_failure(error)
             self._reader_threads.explain(error)
-            explain_schedule(error)
+            self.events.add_notes(error)
             self._say_failure(error)
         loop.end()
         if self.life is Life.TRAINING:
@@ -632,8 +630,6 @@ class Run:
     def _say_failure(self, error: BaseException) -> None:
         report = self.report
         loop = self.loop
-        if loop.step is Step.WITHIN:
-            explain_memory(error)
         report.failure(loop.iteration, error)
         if loop.step is Step.WITHIN and isinstance(error, Exception):
             report.quietly("the batch", report.failed_batch, loop.iteration, loop.epoch)

@@ -46,6 +46,7 @@ class Options:
     evaluate: Any = None
     export: Any = None
     smoke: bool = False
+    advice: bool = True  # whether the doctor looks
     nprocs: int = 1
     restarts: int = 0
     restart_reason: str = ""  # why --restarts makes this start
@@ -149,7 +150,11 @@ class Start:
     @property
     def has_valid(self) -> bool:
         """Whether the class defines `valid`; else nothing is validated."""
-        return not missing(self.experiment, self.base, ["valid"])
+        return self.has_own("valid")
+
+    def has_own(self, method: str) -> bool:
+        """Returns whether the class has written a method, or a base of the user's."""
+        return not missing(self.experiment, self.base, [method])
 
     @property
     def writes(self) -> bool:

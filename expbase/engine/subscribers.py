@@ -1,9 +1,16 @@
-"""Calls the events of one experiment: the overridden methods, then the listeners.
+"""Calls the events of one experiment: the overridden methods, then the listeners, then the guests.
 
-    events = Subscribers(experiment)
+    events = Subscribers(experiment, warn)
     events.fire("on_train_batch_end")
+    leave = events.listen("on_train_batch_end", look)     # a guest: it changes nothing
 
-Which events there are, and how a class subscribes to them: events.py.
+Which events there are, and how a class subscribes to them: events.py. A guest is told of moments,
+too, that are no events:
+
+    ready           setup has ended, and what it has made is noted
+    begin           training begins, after on_train_begin; in a loop without run(), too
+    micro_batches   a loop over the batches of one update begins
+    capture         the state was copied for a checkpoint; its walk is at hand
 """
 
 from __future__ import annotations
@@ -18,10 +25,18 @@ from expbase.events import CALLED_BY, Events, Filter, acts_at, heard_by, listene
 
 
 class Subscribers(Part):
-    """The methods that are called at the events of one experiment."""
+    """What is called at the events of one experiment.
 
-    def __init__(self, experiment: Events) -> None:
+    Args:
+        experiment: It.
+        warn: Called with a line about a guest that has failed.
+    """
+
+    def __init__(self, experiment: Events, warn: Callable[[str], object]) -> None:
         self._experiment = experiment
+        self._warn = warn
+        self._guests: dict[str, list[Callable[..., object]]] = {}  # by event, or by moment
+        self._explain: list[Callable[[BaseException], object]] = []
         self._listeners: dict[str, list[tuple[str, Filter]]] = {}
         self._counted: dict[str, Filter] = {}  # those with a filter, by their name in a checkpoint
         for method, specs in listeners_of(type(experiment)).items():
@@ -40,23 +55,58 @@ class Subscribers(Part):
         self.waiting &= CALLED_BY.keys()
 
     def fire(self, event: str, *args: Any) -> Any:
-        """Calls the event's method and its listeners; returns what the method returned."""
-        if event not in self.subscribed:
+        """Calls the method, the listeners and the guests; returns what the method returned."""
+        is_heard = event in self.subscribed
+        if not is_heard and event not in self._guests:
             return None
         self.waiting.discard(event)
         returned = [call() for _, call in self.each(event, *args)]
-        return returned[0]
+        return returned[0] if is_heard else None
 
     def each(self, event: str, *args: Any) -> list[tuple[str, Callable[[], Any]]]:
         """Returns the calls that `fire` makes, with names, for a caller that continues when one
         fails.
         """
-        overridden = functools.partial(getattr(self._experiment, event), *args)
-        listeners = [
+        calls: list[tuple[str, Callable[[], Any]]] = []
+        if event in self.subscribed:
+            calls = [(event, functools.partial(getattr(self._experiment, event), *args))]
+        calls += [
             (method, functools.partial(self._call_listener, method, filter_, args))
             for method, filter_ in self._listeners.get(event, ())
         ]
-        return [(event, overridden), *listeners]
+        guests = [*self._guests.get(event, ())]
+        return calls + [(event, functools.partial(self._call_guest, g, args)) for g in guests]
+
+    # --- guests --------------------------------------------------------------------------
+
+    def listen(self, event: str, function: Callable[..., object]) -> Callable[[], None]:
+        """Calls a function at an event or a moment, last; returns what ends that."""
+        self._guests.setdefault(event, []).append(function)
+
+        def leave() -> None:
+            guests = self._guests.get(event, [])
+            if function in guests:
+                guests.remove(function)
+            if not guests:  # so that firing costs what it cost before
+                self._guests.pop(event, None)
+
+        return leave
+
+    def explain(self, function: Callable[[BaseException], object]) -> None:
+        """Asks a function, before an error is logged, to add a note to it."""
+        self._explain.append(function)
+
+    def add_notes(self, error: BaseException) -> None:
+        """Calls what may add a note to an error that has ended the run."""
+        for function in self._explain:
+            self._call_guest(function, (error,))
+
+    def _call_guest(self, function: Callable[..., object], args: tuple[Any, ...]) -> None:
+        try:
+            function(*args)
+        except Exception as error:
+            name = getattr(function, "__module__", function)
+            self._warn(f"{name}: {error!r}, which has no effect on training")
 
     def _call_listener(self, method: str, filter_: Filter, args: tuple[Any, ...]) -> None:
         if not filter_.passes(self._experiment):

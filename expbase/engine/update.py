@@ -14,7 +14,6 @@ from typing import Any, Protocol
 import paddle
 from paddle.amp.grad_scaler import OptimizerState
 
-from expbase.engine.first_gradients import FirstGradients
 from expbase.engine.wrappers import Wrappers
 from expbase.ranks import alike, collectives
 from expbase.record.speed import Stopwatch
@@ -85,9 +84,16 @@ class Update:
         division: What it is made of.
         state: The attributes of the experiment.
         stopwatch: Counts the time until the first backward.
+        tell: Tells guests of a moment.
     """
 
-    def __init__(self, division: Division, state: UserState, stopwatch: Stopwatch) -> None:
+    def __init__(
+        self,
+        division: Division,
+        state: UserState,
+        stopwatch: Stopwatch,
+        tell: Callable[[str], object],
+    ) -> None:
         self._accumulates = False  # whether train_batch has asked for micro-batches in this start
         self.stepping: tuple[Any, ...] = ()  # the optimizers that step now
         self.batches = division.batches
@@ -97,9 +103,9 @@ class Update:
         self._division = division
         self._state = state
         self._stopwatch = stopwatch
-        self._divisor = 1  # of a loss: in a loop over micro-batches their number
+        self._tell = tell
+        self.divisor = 1  # of a loss: in a loop over micro-batches their number
         self._yielded = 0  # micro-batches of the loop under way; 0 outside of it
-        self.first_gradients = FirstGradients(lambda: self._divisor)
 
     def note_ranks(self) -> None:
         """Takes the ranks whose random numbers this one draws; setup_model may connect fleet."""
@@ -149,9 +155,8 @@ class Update:
         self._accumulates = True
         self.check_complete()
         self._end_micro_batches()  # of an update that broke off its loop with the last one
-        self._divisor = self._division.divisor
-        if not self._division.sums_in_backward:
-            self.first_gradients.note_put_aside()
+        self.divisor = self._division.divisor
+        self._tell("micro_batches")
         yield from self._division.loop(lambda: self._counted(read()), iteration)
         self._end_micro_batches()
 
@@ -160,13 +165,13 @@ class Update:
         return batch
 
     def _end_micro_batches(self) -> None:
-        self._divisor = 1
+        self.divisor = 1
         self._yielded = 0
 
     def backward(self, loss: Any) -> None:
         """Adds the gradients of a loss; see ExperimentBase."""
-        if self._divisor > 1:
-            loss = loss / self._divisor
+        if self.divisor > 1:
+            loss = loss / self.divisor
         scaler = self.grad_scaler
         self._stopwatch.note_backward()
         (loss if scaler is None else scaler.scale(loss)).backward()

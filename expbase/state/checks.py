@@ -8,7 +8,6 @@ from typing import Any
 import paddle
 
 from expbase.base.arrays import is_piece
-from expbase.base.gradients import gradient
 from expbase.state.optimizers import is_optimizer
 from expbase.state.parts import StatefulObjects, parameter_names, parameters_of
 from expbase.state.walk import unwrap
@@ -68,11 +67,11 @@ def not_synchronized(found: StatefulObjects, saved: StatefulObjects) -> Iterator
 
     `found` has the excluded attributes, too; `saved` only those that a checkpoint holds.
     """
-    updated = _updated(found)
+    updated = updated_by(found)
     wrapped = [unwrap(wrapper) for wrapper in saved.parallel.values()]
     synchronized = {id(part) for layer in wrapped for part in layer.sublayers(True)}
     for name, layer in found.layers.items():
-        is_updated = any(id(parameter) in updated for parameter in _trained(layer))
+        is_updated = any(id(parameter) in updated for parameter in trained_in(layer))
         if is_updated and name in saved.layers and id(layer) not in synchronized:
             yield (
                 f"self.{name} has trainable parameters and is not in self.data_parallel(…): each "
@@ -80,29 +79,11 @@ def not_synchronized(found: StatefulObjects, saved: StatefulObjects) -> Iterator
             )
 
 
-def left_out(found: StatefulObjects) -> list[str]:
-    """Returns the names of layers that have gradients from the loss and are in no optimizer.
-
-    A copy of the model, such as averaged weights, has no gradients.
-    """
-    updated = _updated(found)
-    return [
-        name
-        for name, layer in found.layers.items()
-        if not any(id(parameter) in updated for parameter in _trained(layer))
-        and any(map(_has_gradient, _trained(layer)))
-    ]
-
-
-def _updated(found: StatefulObjects) -> set[int]:
+def updated_by(found: StatefulObjects) -> set[int]:
     """Returns the ids of the parameters that optimizers update."""
     return {id(p) for optimizer in found.optimizers.values() for p in parameters_of(optimizer)}
 
 
-def _trained(layer: Any) -> list[Any]:
+def trained_in(layer: Any) -> list[Any]:
+    """Returns the parameters of a layer that are trained as a whole."""
     return [p for p in layer.parameters() if not p.stop_gradient and not is_piece(p)]
-
-
-def _has_gradient(parameter: Any) -> bool:
-    grad = gradient(parameter)
-    return grad is not None and (grad.is_selected_rows() or bool((grad != 0).any()))

@@ -14,16 +14,20 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
 import paddle
 
+from expbase.base.arrays import is_piece
 from expbase.base.gradients import dense_gradient
-from expbase.engine.first_updates import Trace, is_other, sample, some_parameters
+from expbase.state.optimizers import innermost
+from expbase.state.parts import parameters_of
+from expbase.state.samples import is_other, sample
 
 _UPDATES = 10  # that are looked at, at most: a gradient that was cleared once is watched no more
+_PARTS = 4  # parameters of an optimizer that are looked at
 _DIVISIONS = ("DivScale", "Divide", "Scale", "Multiply")  # how nodes of paddle's graphs are called
 
 
@@ -145,6 +149,36 @@ class _Watched:
     def _gradient(self) -> Any:
         grad = dense_gradient(self._parameter)
         return None if grad is None else sample(grad)
+
+
+class Trace:
+    """What a step of an optimizer leaves: some parameters are others, and their accumulators.
+
+    With a learning rate of 0 it is accumulators alone.
+    """
+
+    def __init__(self, optimizer: Any, parameters: Sequence[Any] = ()) -> None:
+        self._optimizer = optimizer
+        self._parameters = parameters or some_parameters(optimizer)
+        self._before = self._samples()
+
+    def has_changed(self) -> bool:
+        """Returns whether the optimizer has stepped since this was made."""
+        now = self._samples()
+        return len(now) != len(self._before) or any(map(is_other, now, self._before))
+
+    def _samples(self) -> list[Any]:
+        by_name = getattr(innermost(self._optimizer), "_accumulators", {}).values()
+        found = [tensors.get(p.name) for tensors in by_name for p in self._parameters]
+        return [sample(t) for t in (*self._parameters, *found) if t is not None]
+
+
+def some_parameters(optimizer: Any) -> list[Any]:
+    """Returns the first and the last trained parameter of an optimizer, and some between."""
+    given = [p for p in parameters_of(optimizer) if p._is_initialized() and not p.stop_gradient]
+    whole = [p for p in given if not is_piece(p)]
+    numbers = {(len(whole) - 1) * part // (_PARTS - 1) for part in range(_PARTS) if whole}
+    return [whole[number] for number in sorted(numbers)]
 
 
 def _undivided(divisor: int) -> str:

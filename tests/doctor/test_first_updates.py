@@ -11,7 +11,8 @@ import paddle
 import pytest
 from tiny import TESTS, Tiny, make, metrics, run_of, trained
 
-from expbase.engine.first_updates import FirstUpdates
+from expbase.doctor import first_gradients
+from expbase.doctor.first_updates import TrainedParameters
 
 sys.path.insert(0, str(TESTS / "proofs"))
 from user_mistakes import MISTAKES, ODD, WORDS, Case, said
@@ -72,7 +73,7 @@ def test_there_is_one_look_in_a_run_and_one_that_goes_on_has_more_time(
             super().setup_model()
             self.optimizer.step = lambda: None  # type: ignore[method-assign]
 
-    monkeypatch.setattr("expbase.engine.loop.LOOK_AFTER", 5)
+    monkeypatch.setattr("expbase.doctor.first_updates.LOOK_AFTER", 5)
     trained(Forgetful, tmp_path / "run", max_iteration=7, save_interval=0, valid_interval=0)
     told = capfd.readouterr().err
     assert told.count("in 5 updates no parameter has changed") == 1
@@ -83,13 +84,13 @@ def test_there_is_one_look_in_a_run_and_one_that_goes_on_has_more_time(
     assert "updates no parameter has" not in capfd.readouterr().err
 
 
-def looks(step: Any, **facts: bool) -> list[str]:
+def looks(step: Any) -> list[str]:
     """What is said after `step(layer, optimizer)`."""
     layer = paddle.nn.Linear(2, 2)
     optimizer = paddle.optimizer.SGD(0.1, parameters=layer.parameters())
-    first = FirstUpdates({"optimizer": optimizer})
+    trained = TrainedParameters({"optimizer": optimizer})
     step(layer, optimizer)
-    return [*first.look(**{"has_logged": True, **facts})]
+    return [*trained.look()]
 
 
 def nothing(layer: Any, optimizer: Any) -> None: ...
@@ -104,7 +105,6 @@ def update(layer: Any, optimizer: Any) -> None:
 def test_each_thing_that_is_missing_is_said() -> None:
     assert looks(update) == []
     assert len(looks(nothing)) == 1
-    assert len(looks(nothing, has_logged=False)) == 2
 
 
 def test_of_a_validation_without_results_there_is_no_line(tmp_path: Path) -> None:
@@ -136,7 +136,18 @@ def test_what_is_drawn_on_the_board_alone_is_logged(
 
 
 @pytest.mark.device
-def test_gradients_that_are_cleared_once_are_watched_no_more(tmp_path: Path) -> None:
+def test_gradients_that_are_cleared_once_are_watched_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    note_backward = first_gradients._Watched.note_backward
+
+    def heard(watched: Any, new: Any) -> None:
+        seen.append(exp.iteration)
+        note_backward(watched, new)
+
+    monkeypatch.setattr(first_gradients._Watched, "note_backward", heard)
+
     class Watching(Tiny):
         def train_batch(self) -> None:
             points, labels = self.read_batch()
@@ -148,9 +159,10 @@ def test_gradients_that_are_cleared_once_are_watched_no_more(tmp_path: Path) -> 
                 self.optimizer.clear_grad()
             self.log(loss=loss)
 
-    exp = trained(Watching, tmp_path / "run", max_iteration=3)
-    first = run_of(exp).update.first_gradients
-    assert vars(first)["_watched"] == []
+    exp = make(Watching, tmp_path / "run", max_iteration=3)
+    exp.setup()
+    exp.run()
+    assert {*seen} == {1}
     assert "WARNING" not in (tmp_path / "run" / "worker_0.log").read_text()
 
 

@@ -15,7 +15,7 @@ from paddle.io import DataLoader
 from tiny import Tiny, make, trained
 
 from expbase import get_default_training_config
-from expbase.engine.advice import likely_mistakes, methods_nobody_calls
+from expbase.doctor.before_training import likely_mistakes, methods_nobody_calls
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_little_shared_memory_for_workers_is_a_likely_mistake(
     by_pipes = DataLoader([1, 2, 3], num_workers=2, use_shared_memory=False)
     assert not [*likely_mistakes(training, in_process), *likely_mistakes(training, by_pipes)]
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr("expbase.engine.advice.SHARED_MEMORY", Path("/dev/none"))
+        elsewhere.setattr("expbase.doctor.before_training.SHARED_MEMORY", Path("/dev/none"))
         assert not [*likely_mistakes(training, loader)]
     room.free = 1 << 30
     assert not [*likely_mistakes(training, loader)]

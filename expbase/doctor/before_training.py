@@ -1,10 +1,12 @@
-"""What looks like a mistake, and may be meant so: said before training."""
+"""What looks like a mistake before training, and may be meant so: machine, launcher, config, names.
+
+for text in likely_mistakes(config.training, loader): ...
+for text in (*misnamed_loaders(experiment), *methods_nobody_calls(type(experiment))): ...
+"""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 import shutil
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,8 +14,6 @@ from typing import Any
 from paddle.io import DataLoader
 
 from expbase.base import namesake
-from expbase.base.errors import add_note
-from expbase.base.on_purpose import users_line
 from expbase.config import nearest
 from expbase.data.shared_memory import SHARED_MEMORY
 from expbase.events import own_methods
@@ -49,26 +49,6 @@ def likely_mistakes(training: Mapping[str, Any], loader: Any) -> Iterator[str]:
         )
 
 
-@contextlib.contextmanager
-def explaining_missing_model(experiment: Any) -> Iterator[None]:
-    """Adds to an error of setup_dataloader that what it wants is not there yet, if that is so."""
-    try:
-        yield
-    except AttributeError as error:
-        line = users_line(error)
-        made = getattr(type(experiment).setup_model, "__code__", None)
-        wanted = re.search(rf"self\.(\w+)\.{error.name}\b", line)
-        if error.obj is experiment and made and error.name in made.co_names:
-            wanted = re.search(rf"self\.({error.name})\b", line)
-        if wanted and getattr(experiment, wanted[1], None) is None:
-            add_note(
-                error,
-                f"setup_dataloader: self.{wanted[1]} is not there yet; setup_model runs after it. "
-                "Expected there what needs a model, an optimizer say.",
-            )
-        raise
-
-
 def misnamed_loaders(experiment: Any) -> Iterator[str]:
     """Yields which attribute looks as if it were meant to be train_loader or another loader."""
     loaders = [n for n, value in vars(experiment).items() if isinstance(value, DataLoader)]
@@ -76,33 +56,6 @@ def misnamed_loaders(experiment: Any) -> Iterator[str]:
         near = [other for other in loaders if nearest(name, [other], 0.8)]
         if getattr(experiment, name) is None and len(near) == 1:
             yield f"self.{near[0]} is set, and self.{name} is not; did you mean {name}?"
-
-
-def explain_schedule(error: BaseException) -> None:
-    """Adds to what paddle's schedules raise of a length what it may come from."""
-    if isinstance(error, AssertionError) and re.search(
-        "'[A-Za-z_]+' must be a positive", str(error)
-    ):
-        add_note(
-            error,
-            "A schedule of the learning rate is given a length that is no positive number: the "
-            "run is shorter than its warm-up, or training.max_iteration is 0, since max_epoch "
-            "ends the run. Expected a shorter warm-up or a longer run, or self.total_iterations.",
-        )
-
-
-def explain_memory(error: BaseException) -> None:
-    """Adds to an update's error that there is no memory what would need less of it."""
-    # Paddle raises it for the host and for a GPU (paddle/fluid/pybind/exception.cc, BadAlloc), and
-    # within some operators a RuntimeError of the same text; what a custom device answers is an
-    # OSError with a number (paddle/phi/backends/custom/custom_device.cc).
-    if isinstance(error, MemoryError) or "Out of memory error on" in str(error):
-        add_note(
-            error,
-            "Out of memory in an update: expected smaller batches, with as many samples in an "
-            "update by training.accumulation_steps=2, or amp. The same command with --force goes "
-            "on with them, from the newest checkpoint.",
-        )
 
 
 # The methods of a task of PaddleHub 1 (document 000), and what is here in their place.

@@ -1,0 +1,1 @@
+"""The doctor: it looks at an experiment from outside, and says what may be a mistake."""

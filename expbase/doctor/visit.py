@@ -1,0 +1,42 @@
+"""The guest: when the doctor looks at an experiment, and when it leaves.
+
+It looks before training once; after each of the first updates, and then it has left; at some of the
+captures of the state; and at an error before that is logged. It sees through `self.internals`, is
+called last, is in no checkpoint, raises nothing and makes no collective: a run without it has the
+same bits. `--no_advice` leaves it out.
+
+    visit(experiment, internals)
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from expbase.doctor.before_training import (
+    likely_mistakes,
+    methods_nobody_calls,
+    misnamed_loaders,
+)
+from expbase.doctor.error_notes import add_notes
+from expbase.doctor.first_updates import FirstUpdates
+from expbase.engine.internals import Internals
+
+
+def visit(experiment: Any, internals: Internals) -> None:
+    """Lets the doctor look at an experiment that was just made, if its advice is wanted."""
+    if not internals.advises:
+        return
+
+    def warn(text: str) -> None:
+        experiment.logger.warning("%s", text)
+
+    def look_before_training() -> None:
+        mistakes = likely_mistakes(experiment.config.training, experiment.train_loader)
+        names = *misnamed_loaders(experiment), *methods_nobody_calls(type(experiment))
+        for text in (*names, *mistakes):
+            warn(text)
+
+    internals.listen("ready", look_before_training)
+    internals.explain(functools.partial(add_notes, experiment, internals))
+    FirstUpdates(experiment, internals, warn)
