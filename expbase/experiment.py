@@ -21,7 +21,6 @@ from expbase.checkpoint import layout, model_files
 from expbase.checkpoint.model_files import Rename
 from expbase.config import Config
 from expbase.defaults import get_default_training_config
-from expbase.doctor.visit import visit
 from expbase.engine import resume
 from expbase.engine.evaluation import named_scalars
 from expbase.engine.internals import Internals
@@ -33,6 +32,11 @@ from expbase.front import with_mixins
 from expbase.ranks import collectives
 from expbase.record.visualizer import Visualizer
 from expbase.state.walk import unwrap
+
+try:
+    from expbase.doctor.visit import visit
+except ModuleNotFoundError:  # its folder was taken away, and training is the same
+    visit = None  # type: ignore[assignment]
 
 E = TypeVar("E", bound="ExperimentBase")
 _NONE_AT_FIRST = ("model", "optimizer", "train_loader", "valid_loader", "test_loader")
@@ -109,7 +113,8 @@ class ExperimentBase(Events):
                 setattr(self, name, None)
         self.__run = Run(self, Start.of(type(self), ExperimentBase, config, args))
         self.visualizer = Visualizer(None)
-        visit(self, self.__run.internals)
+        if visit is not None:
+            visit(self, self.__run.internals)
 
     @property
     def config(self) -> Config:

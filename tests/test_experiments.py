@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from small import SMALL, given_to, make_library
 from tiny import curve
 
 ROOT = Path(__file__).parents[1]
@@ -39,57 +40,23 @@ def test_each_module_of_the_experiments_has_a_name_of_its_own() -> None:
 @pytest.fixture
 def _small_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some files of the standard library, of which the experiments take a few."""
-    (tmp_path / "library").mkdir()
-    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("[a-h]*.py")):
-        (tmp_path / "library" / path.name).symlink_to(path)
+    make_library(tmp_path / "library")
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path / "library"))
 
 
 @pytest.mark.long
 @pytest.mark.usefixtures("_small_library")
 @pytest.mark.parametrize(
-    ("name", "words", "metric"),
+    ("name", "metric"),
     [
-        (
-            "charlm",
-            [
-                "data.num_files=20",
-                "data.length=16",
-                "model.hidden_size=16",
-                "optim.warmup_iterations=2",
-            ],
-            "valid/bits_per_character",
-        ),
-        ("cartpole", ["optim.num_epochs=2", "evaluation.num_episodes=3"], "valid/return"),
-        ("gan", ["data.num_points=1000"], "valid/quality"),
-        ("flow", ["data.num_held_out=1000", "drawing.interval=4"], "valid/nll"),
-        (
-            "multitask",
-            ["data.num_files=20", "model.hidden_size=8", "training.log_interval=2"],
-            "valid/accuracy",
-        ),
-        (
-            "pinn",
-            ["adam.iterations=2", "lbfgs.steps=2", "lbfgs.num_collocation=50"],
-            "valid/error",
-        ),
-        (
-            "ctr",
-            [
-                "data.lines_per_day=2000",
-                "data.folder={tmp}",
-                "training.max_epoch=0",
-                "training.save_every_epoch=0",
-                "training.valid_every_epoch=0",
-            ],
-            "valid/auc",
-        ),
+        (name, metric)
+        for name, (_, metric) in SMALL.items()
+        if name not in ("line", "digits", "cifar")  # which have tests of their own
     ],
 )
 def test_an_experiment_trains_is_continued_and_evaluated(
     tmp_path: Path,
     name: str,
-    words: list[str],
     metric: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -104,10 +71,7 @@ def test_an_experiment_trains_is_continued_and_evaluated(
         monkeypatch.setattr(sys, "argv", [str(script), "--output", str(output), *given])
         runpy.run_path(str(script), run_name="__main__")
 
-    given = [word.format(tmp=tmp_path / "data") for word in words]
-    if name != "ctr":  # whose YAML is for the runner
-        given += ["--config", str(script.with_name("config.yaml"))]
-    given += ["training.valid_interval=4", "training.save_interval=4", "training.log_interval=2"]
+    given = given_to(name, tmp_path / "data")
     for end in (4, 8):
         run(*given, f"training.max_iteration={end}")
     assert "CONTINUING" in capsys.readouterr().err

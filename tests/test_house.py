@@ -96,6 +96,31 @@ def test_imports_point_down() -> None:
     assert up == []
 
 
+def test_nothing_knows_the_doctor_but_one_line_of_the_experiment() -> None:
+    knowing = {
+        name_of(path)
+        for path in FILES
+        for name in imports(path)
+        if name.startswith("doctor") and not name_of(path).startswith("doctor.")
+    }
+    assert knowing == {"experiment"}
+
+
+# Lines of training that say that something may be a mistake: where a result would be wrong, or work
+# lost. What only looks is in doctor/.
+WARNED = """
+    checkpoint.checkpointer checkpoint.model_files checkpoint.rank_comparison engine.evaluation
+    engine.loop engine.report engine.resume engine.run engine.start engine.subscribers ranks.hang
+    record.visualizer state.told
+"""
+
+
+def test_training_warns_in_few_places() -> None:
+    rooms = ("engine.", "state.", "checkpoint.", "data.", "ranks.", "record.")
+    warned = {name for name in calls(r".*\b_?warn(ing)?") if name.startswith(rooms)}
+    assert warned == {*WARNED.split()}
+
+
 def test_no_imports_go_in_a_circle() -> None:
     graph = {name_of(path): set(imports(path)) - {name_of(path)} for path in FILES}
     while leaves := [name for name, imported in graph.items() if not imported]:

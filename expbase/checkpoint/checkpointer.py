@@ -41,7 +41,6 @@ from expbase.record.sources import Code
 from expbase.state.parts import UPDATED, ParameterKeys, StatefulObjects, Tensors
 
 VALIDATIONS_BYTES = "validations_bytes"  # a fact in the manifest
-_INVENTORY = "inventory"  # another one: what is no state, of rank 0
 _LOOKED_AT = (OBJECTS, VALUES, USERS)  # the entries of a checkpoint that is not continued
 
 
@@ -79,7 +78,6 @@ class Checkpointer:
         training: That section of the config.
         contents: Returns the entries of a checkpoint, in the order of restoring; with
             `saving=True` it asks on_save_checkpoint first.
-        inventory: Returns the changes that are in no checkpoint, on rank 0, at the last capture.
         on_written: Called on rank 0 for each one that is on the disk.
         code: The experiment's class and files.
         facts: Returns the facts for a reader who has a checkpoint without its run.
@@ -93,7 +91,6 @@ class Checkpointer:
         logger: logging.Logger,
         *,
         contents: Callable[..., dict[str, Part]],
-        inventory: Callable[[], Mapping[str, Any]],
         on_written: Callable[[Path], object],
         code: Code,
         facts: Callable[[], Mapping[str, Any]],
@@ -108,7 +105,6 @@ class Checkpointer:
         self.restored: Path | None = None  # the one from which this start goes on
         self.inspected = ""  # the name of the checkpoint that was loaded for inspection
         self.sizes: Mapping[str, int] = {}  # of the logs at the restored checkpoint, in bytes
-        self.inventory: Mapping[str, Any] = {}  # of that checkpoint
         self._background = Background()
         # While one copy is being written another one can be made.
         self._memories = _Memory(), _Memory()
@@ -123,7 +119,6 @@ class Checkpointer:
         self._logger = logger
         self._training = training
         self._contents = contents
-        self._inventory = inventory
         self._on_written = on_written
         self._facts = facts
         self._depends_on_ranks = refuse is None
@@ -217,7 +212,6 @@ class Checkpointer:
                 **sizes,
                 VALIDATIONS_BYTES: self.validations.size(),
                 **self.code.facts(),
-                _INVENTORY: self._inventory(),
                 **self._facts(),
             }
             self._copy = _Copy(iteration, state, info, memory)
@@ -415,11 +409,10 @@ class Checkpointer:
         return position["iteration"], position["epoch"]
 
     def _read_fitting(self, path: Path, contents: Mapping[str, Part]) -> _Fitting:
-        """Reads a checkpoint, of which what is in `contents` fits; sets `sizes` and `inventory`."""
+        """Reads a checkpoint, of which what is in `contents` fits; sets `sizes`."""
         opened = rank_state.open_checkpoint(path)
         with storage.reading(path / layout.MANIFEST):
             changed_code = self.code.changes_since(opened.info)
-            self.inventory = dict(opened.info.get(_INVENTORY, {}))
             sizes = {name: n for name, n in opened.info.items() if name.endswith("_bytes")}
             self.sizes = {name: len(range(size)) for name, size in sizes.items()}
         with storage.reading(path / STATE_FILE):

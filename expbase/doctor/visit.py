@@ -20,6 +20,7 @@ from expbase.doctor.before_training import (
 )
 from expbase.doctor.error_notes import add_notes
 from expbase.doctor.first_updates import FirstUpdates
+from expbase.doctor.outside import Audit
 from expbase.engine.internals import Internals
 
 
@@ -40,3 +41,4 @@ def visit(experiment: Any, internals: Internals) -> None:
     internals.listen("ready", look_before_training)
     internals.explain(functools.partial(add_notes, experiment, internals))
     FirstUpdates(experiment, internals, warn)
+    Audit(experiment, internals)

@@ -43,7 +43,6 @@ from expbase.engine.stop import StopReason, StopRequests, ValidationLeft
 from expbase.engine.subscribers import Subscribers
 from expbase.engine.update import Update
 from expbase.ranks import collectives
-from expbase.record import code_values
 from expbase.record.speed import Stopwatch
 from expbase.state.attributes import UserState
 from expbase.state.samples import Samples
@@ -264,8 +263,6 @@ class Loop(Part):
         """Prepares the first iteration of this start, and does what the one before has left."""
         self._ensure_restored()
         self._report.differences(*self._state.begin())
-        if self._start.writes and not self._start.rank:
-            code_values.write(self._start.output_dir, self._state.code())
         self._report.leave_log_to_zero()
         self._stop.start(self.iteration)
         self._stopwatch.start(self.iteration)

@@ -20,7 +20,7 @@ from expbase.checkpoint.named import find_named
 from expbase.engine.life import Life
 from expbase.engine.run import Run
 from expbase.ranks import alike, collectives
-from expbase.record import code_values, digests, provenance
+from expbase.record import digests, provenance
 from expbase.record.ledger import LEDGER
 
 
@@ -149,11 +149,6 @@ def _restore(run: Run, path: Path) -> list[str]:
     is_own = path == run.checkpointer.resumable
     notes = run.checkpointer.restore(path)
     run.update.wrappers.follow()
-    inventory = {} if run.start.rank else run.checkpointer.inventory
-    run_dir = path.parent.parent
-    # A run of expbase 1.0 has it in its manifests.
-    code = {} if run.start.rank else code_values.read(run_dir) or inventory.get("code", {})
-    run.state.audit.expect(inventory, code)
     run.loop.note_checkpoint(is_own=is_own)
     position = f"iteration {run.loop.iteration}, "
     if run.loop.epoch > 0:

@@ -171,7 +171,6 @@ class Run:
             start.training,
             start.logger,
             contents=self._contents,
-            inventory=self.state.audit.inventory,
             on_written=on_checkpoint_written,
             code=sources.Code.of(type(self.experiment)),
             facts=lambda: {"config": flat(start.config), "versions": provenance.versions()},

@@ -17,9 +17,9 @@ from expbase.base.arrays import fetch
 from expbase.base.files import checksum_of
 from expbase.base.generators import GENERATORS
 from expbase.state import parts
-from expbase.state.audit import Audit
 from expbase.state.places import Node
-from expbase.state.reach import GIVEN, Reach
+from expbase.state.reach import Reach
+from expbase.state.told import Told
 from expbase.state.values import Values
 from expbase.state.walk import Walk, nodes_in_layers, unwrap
 
@@ -37,8 +37,8 @@ class UserState:
         self, owner: object, warn: Callable[[str], None], say: Callable[[str], object] = id
     ) -> None:
         self.reach = Reach(owner)
-        self.audit = Audit(self.reach, warn, say)
-        self.values = Values(self.reach, self.audit, warn)
+        self.told = Told(self.reach, warn, say)
+        self.values = Values(self.reach, self.told, warn)
         self._optimizers: dict[str, Any] = {}  # as they were found last
         self._names_then: list[str] = []  # of the attributes that were something then
         self._noted: parts.Noted | None = None  # what setup has made
@@ -126,15 +126,9 @@ class UserState:
         before, self._sums = self._sums, {}
         now = self._tensor_sums() if before else {}
         tensors = [name for name, there in before.items() if now.get(name) != there]
-        lost, otherwise = self.audit.differences(self.code(), not_restored, tensors)
+        lost, further = self.told.differences(not_restored, tensors)
         lines, self.values.lines = self.values.lines, []
-        return lost, [*lines, *otherwise]
-
-    def code(self) -> dict[str, str]:
-        """Returns checksums of the values that the code has set, by path, without options."""
-        given = tuple(f"{name}." for name in GIVEN)
-        own = {p: text for p, text in self.values.code().items() if not p.startswith(given)}
-        return own | self.audit.code()
+        return lost, [*lines, *further]
 
 
 def _stands(walk: Walk, path: str, node: Node, key: Any) -> bool:

@@ -8,7 +8,7 @@ can name what is another one now, and find the learning rate anew.
 What cannot be saved is told, if it is no longer what stood there after on_train_begin, which makes
 files, hooks and functions at each start.
 
-    values = Values(state, audit, warn)
+    values = Values(reach, told, warn)
     values.note_setup()                     # at the end of setup
     values.begin()                          # before the first batch
     state = values.state_dict()             # {"epsilon": …, "meter.sum": …}
@@ -31,7 +31,6 @@ from expbase.base.arrays import describe
 from expbase.base.generators import GENERATORS, generator_kind
 from expbase.base.json_values import Decoder, Encoded, Encoder, Names, not_savable
 from expbase.base.part import Part
-from expbase.state.audit import Audit
 from expbase.state.compare import (
     SIMPLE,
     as_text,
@@ -51,11 +50,13 @@ from expbase.state.places import (
 )
 from expbase.state.reach import Reach
 from expbase.state.schedule_constants import constants_in, follow
+from expbase.state.told import Told
 from expbase.state.value_kinds import is_handle, is_written, talks_to_the_world
-from expbase.state.walk import Walk, WalkedNames, no_garbage_collection, reference
+from expbase.state.walk import MOST, Walk, WalkedNames, no_garbage_collection, reference
 
 _DELETED, _ORDER, _CONSTANTS = "@deleted", "@order", "@constants"
 HOOKED = "@on_train_begin"  # paths of values that are as that has set them, in some start
+TOLD = "@told"  # what no checkpoint can hold
 _ROOT = "values."  # what the names of arrays begin with, of this entry
 _GLANCE = 10_000  # items: more are looked at by a checksum
 _LARGE_BYTES = 1 << 26  # of a value: more is a cache, maybe
@@ -90,13 +91,13 @@ class Values(Part):
 
     Args:
         reach: What the experiment leads to.
-        audit: Names the values that cannot be restored.
+        told: Names the values that cannot be restored.
         say: Called with a line about sizes.
     """
 
-    def __init__(self, reach: Reach, audit: Audit, say: Callable[[str], object]) -> None:
+    def __init__(self, reach: Reach, told: Told, say: Callable[[str], object]) -> None:
         self._reach = reach
-        self._audit = audit
+        self._told = told
         self._say = say
         self._setup = WalkedNames(Walk(None, {}))  # by which names another start finds what it has
         self._constants: dict[str, Any] = {}  # of optimizers and schedules, at the end of setup
@@ -136,7 +137,6 @@ class Values(Part):
                 self._keys[place.name].append(place.key)
             everything = ((name, _still(node, names)) for name, node in nodes.items())
             self._still = {name: held for name, held in everything if held is not None}
-            self._audit.note_setup(walk, names)
         return self._setup
 
     @no_garbage_collection()
@@ -157,11 +157,21 @@ class Values(Part):
             if not (is_known(there) or talks_to_the_world(there.thing))
             if not f"{path}.".startswith(tuple(walk.reporting))
         }
-        self._audit.begin(walk, names, lasting)
+        self._told.note_hooked(lasting)
+        if not walk.is_whole:
+            self._say(
+                f"more than {MOST:,} objects can be reached from self, and what changes in the "
+                "others may be in no checkpoint. exclude_from_state what training does not depend "
+                "on."
+            )
+
+    def names_in(self, walk: Walk) -> WalkedNames:
+        """Returns the names that other starts know, of what a walk has met."""
+        return self._setup.now(walk)
 
     def _nodes(self, walk: Walk) -> tuple[Walk, WalkedNames, dict[str, Node]]:
         """Returns a walk, its names, and by name the nodes that every start has."""
-        names = self._setup.now(walk)
+        names = self.names_in(walk)
         nodes = {"": walk.nodes[""]}
         for path, node in walk.nodes.items():
             name = path if isinstance(node, GroupNode) else names.name_of(node.value)
@@ -219,7 +229,7 @@ class Values(Part):
             elif is_state and not self._is_as_begun(place, names):
                 self._tell(place, quiet)
         self._leave_flags(state, nodes)
-        self._audit.look(walk, names)
+        self._told.say_all()
         state |= self._beyond(state, encoder)
         self._changed |= state.keys()
         self._note_keys(nodes, keys)
@@ -231,8 +241,10 @@ class Values(Part):
             if not _is_long(keys[name])  # it has grown since
         }
         state[_CONSTANTS] = self._constants
-        if hooked:  # in few runs
-            state[HOOKED] = hooked
+        told = self._told.state_dict()
+        for name, entry in ((HOOKED, hooked), (TOLD, told)):
+            if entry:  # in few runs
+                state[name] = entry
         return state
 
     def _leave_flags(self, state: dict[str, Any], nodes: Mapping[str, Node]) -> None:
@@ -246,7 +258,7 @@ class Values(Part):
                 path = f"{name}.{key}"
                 is_flag = type(value) is bool and state.pop(path, None) is not None
                 if is_flag and not is_same(self._stood_at_begin(path), value):
-                    self._audit.tell(path, value, "handle")
+                    self._told.tell_flag(path)
 
     def _note_keys(self, nodes: Mapping[str, Node], keys: Mapping[str, list[Any]]) -> None:
         """Notes which places are gone, and which dicts have another order."""
@@ -294,7 +306,7 @@ class Values(Part):
         """Names a value that cannot be saved, unless it only talks to the world."""
         is_quiet = f"{place.path}.".startswith(quiet) and not hasattr(place.value, "__next__")
         if not (is_quiet or is_written(place.value) or place.name in self._handled):
-            self._audit.tell(place.path, place.value, "cannot be saved")
+            self._told.tell(place.path, place.value)
 
     def _encoded(self, place: Place, encoder: Encoder) -> Encoded | None:
         """Returns a place's value as a checkpoint has it; None if it cannot be saved."""
@@ -321,7 +333,7 @@ class Values(Part):
         if isinstance(place.value, set) and len(place.value) > 1:
             is_anew = place.path in self._anew and self._is_as_begun(place, encoder.names)
             if not is_anew:
-                self._audit.tell(place.path, place.value, "order")
+                self._told.tell_order(place.path)
         encoded = Encoded([place.name, key, content.content], content.arrays)
         if "." in place.path and not self._reach.is_registered(place.path):
             self._say_size(place.path, encoded)
@@ -439,6 +451,7 @@ class Values(Part):
         self._deleted = [[name, key] for name, key in state[_DELETED]]
         self._ordered = {*state[_ORDER]}
         self._hooked_then = {*state.get(HOOKED, ())}
+        self._told.load_state_dict(state.get(TOLD, {}))
         for path, (name, key, _) in decoded.items():
             if name is not None and path in self._changed:
                 self._restored[path] = look(

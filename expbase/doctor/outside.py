@@ -1,15 +1,12 @@
-"""The audit: what has changed since training began and is in no checkpoint. Told, never restored.
+"""The audit: what has changed since training began, beyond attributes, and is in no checkpoint.
 
-Each save looks at the globals and class attributes of the user's own modules, at cells and defaults
-of functions, at hooks, and at files, iterators and generators in attributes, which cannot be saved.
-A line names each path once, with the ways out. The manifest has these paths, so a resume can name
-what is not as it was. What the code has set is compared with the start before.
+At some captures it looks at the globals and class attributes of the user's own modules, at cells
+and defaults of functions, at hooks, at files, iterators and generators, which cannot be saved, and
+at what objects that have a state_dict of their own leave out. A line names each path once, with the
+ways out. A file of the run has these paths, so a resume can name what is not as it was. What the
+code has set is compared with the start before.
 
-    audit.note_setup(walk, names)           # at the end of setup
-    audit.begin(walk, names, hooked)        # before the first batch
-    audit.look(walk, names)                 # at a save
-    audit.inventory()                       # for the manifest
-    lost, otherwise = audit.differences(…)  # at a resume
+    Audit(experiment, internals)      # it listens from then on
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ import operator
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -43,23 +40,25 @@ from expbase.base.arrays import Array, fetch
 from expbase.base.files import checksum_of
 from expbase.base.generators import GENERATORS
 from expbase.base.json_values import bytes_of, is_of_a_sample
+from expbase.doctor import file
+from expbase.engine.internals import Internals
 from expbase.state.compare import as_text, is_same, is_value, look
 from expbase.state.places import WHOLE, LayerNode, Node, StatefulNode, cells_of
-from expbase.state.reach import BEYOND, Reach
+from expbase.state.reach import BEYOND, GIVEN
+from expbase.state.told import (
+    LOST,
+    MOST_LINES,
+    UNSET,
+    changed,
+    in_one_line,
+    shortened,
+    shown,
+    ways_out,
+)
 from expbase.state.value_kinds import CODE, WORLD, holds_handle, is_users, talks_to_the_world
 from expbase.state.walk import LOADERS, MOST, Walk, WalkedNames
 
 UNKNOWN = "?"  # of what nobody can look into
-_MOST_LINES = 20
-_WAYS_OUT = (
-    "If training depends on it: keep it in an attribute, as numbers, texts, arrays, tensors or "
-    "collections of them, in an object with state_dict and set_state_dict, or return it from "
-    "on_save_checkpoint. If not: exclude_from_state."
-)
-_ORDER = (
-    "sets, to whose items pop() and loops may come in another order after a resume, while "
-    "sorted(…) is the same in every process"
-)
 _RUN = "_ExperimentBase__run"
 _DRAWN = re.compile(r"(?<![0-9A-Za-z])[0-9a-f]{6,}(-[0-9a-f]{4,})*(?=')")  # the end of a text
 _PROXY = "multiprocessing.managers.BaseProxy"  # whose import takes long, and fails on Windows
@@ -108,7 +107,7 @@ class FunctionNode(Node):
         yield "__module__", sys.modules.get(self.value.__module__)
 
 
-class Outside(Walk):
+class CodeWalk(Walk):
     """Everything that an experiment leads to through code: classes, modules, functions, hooks."""
 
     def __init__(self, inside: Walk) -> None:
@@ -166,75 +165,90 @@ class Audit:
     """Finds values that have changed and are in no checkpoint, and names them.
 
     Args:
-        reach: What the experiment leads to.
-        warn: Called with a line about a value that is in no checkpoint.
-        say: Called with a line that is no warning.
+        experiment: It.
+        internals: What can be read of its run.
     """
 
-    def __init__(
-        self,
-        reach: Reach,
-        warn: Callable[[str], object],
-        say: Callable[[str], object],
-    ) -> None:
-        self._reach = reach
-        self._warn = warn
-        self._say = say
+    def __init__(self, experiment: Any, internals: Internals) -> None:
+        self._experiment = experiment
+        self._state = internals.state
+        self._reach = internals.state.reach
+        self._internals = internals
         self._made: dict[str, Any] = {}  # what stood there at the end of setup, by path
         self._begun: dict[str, Any] = {}  # what stood there when training began
-        self._hooked: dict[str, str] = {}  # what on_train_begin has set, and no checkpoint has
-        self._hooked_then: dict[str, str] = {}  # of the checkpoint that was restored
-        self._unset: dict[str, str] = {}  # of that, what it has not set again
-        self._told: dict[str, str] = {}  # by path, what the manifest has of it
-        self._orders: dict[str, None] = {}  # paths of sets
-        self._beside: set[str] = set()  # paths of flags beside what training has opened
+        self._told: dict[str, str] = {}  # texts of what has changed, by path
         self._asked: dict[str, str] = {}  # what is in objects that are asked, by path
         self._asked_begun: dict[str, str] = {}
         self._kinds: dict[str, str] = {}  # classes of what has no places, by path
-        self._outside: Outside | None = None  # what is reached through code
+        self._code: CodeWalk | None = None  # what is reached through code
         self._num_modules = 0
-        self._has_said_bound = False
-        self._pending: list[str] = []  # of which a line is to be said
+        self._kept = file.Kept()
+        self._captures = 0
         self._lines = 0
-        self._told_then: dict[str, str] = {}  # of the checkpoint that was restored, by path
-        self._code_then: dict[str, str] = {}  # of the start before
+        internals.listen("ready", self._note_setup)
+        internals.listen("begin", self._begin)
+        internals.listen("capture", self._note_capture)
 
-    def note_setup(self, walk: Walk, names: WalkedNames) -> None:
-        """Notes the values at the end of setup."""
-        self._made = self._begun = self._looked(walk, names)
+    def _note_setup(self) -> None:
+        self._made = self._begun = self._looked(*self._walked())
 
-    def begin(self, walk: Walk, names: WalkedNames, hooked: Mapping[str, str]) -> None:
-        """Notes the values before the first batch: what is told is compared with these.
+    def _walked(self) -> tuple[Walk, WalkedNames]:
+        """Returns the last walk over the attributes, and its names."""
+        walk = self._reach.last_walk or self._reach.walk()
+        return walk, self._state.values.names_in(walk)
 
-        `hooked` are attributes that on_train_begin has set and no checkpoint can hold: their texts.
-        """
-        self._outside = None
+    def _begin(self) -> None:
+        """Notes the values before the first batch: what is told is compared with these."""
+        walk, names = self._walked()
+        self._code = None
         self._begun = self._looked(walk, names)
-        assert self._outside is not None
+        self._asked_begun = dict(_in_asked(walk, names))
+        if self._code is not None and not self._code.is_whole:
+            self._warn(
+                f"more than {MOST:,} objects can be reached from your classes and modules, and "
+                "what changes in the others is not told. exclude_from_state what training does not "
+                "depend on."
+            )
+        then = file.Kept()
+        if self._internals.restored is not None and not self._experiment.rank:
+            then = file.read(self._internals.restored, self._experiment.iteration)
+        hooked = self._set_by_hook()
+        unset = self._say_differences(then, hooked)
+        self._kept = file.Kept(self._set_by_code(hooked), hooked | unset, then.looks)
+        self._write()
+
+    def _set_by_hook(self) -> dict[str, str]:
+        """Returns texts of what on_train_begin has set beyond attributes."""
+        assert self._code is not None
         changed = {
             path: there
             for path, there in self._begun.items()
             if path in self._made and not is_same(self._made[path], there)
         }
-        values = self._outside.values() if changed else {}
-        self._hooked = {**hooked} | {
+        values = self._code.values() if changed else {}
+        return {
             path: _as_text(there)
             for path, there in changed.items()
             if is_value(there) or not talks_to_the_world(values.get(path))
         }
-        if not (walk.is_whole and self._outside.is_whole or self._has_said_bound):
-            self._has_said_bound = True
-            how = "self, and what changes in the others may be in no checkpoint"
-            if walk.is_whole:
-                how = "your classes and modules, and what changes in the others is not told"
-            self._warn(
-                f"more than {MOST:,} objects can be reached from {how}. exclude_from_state what "
-                "training does not depend on."
-            )
-        self._asked_begun = dict(_in_asked(walk, names))
 
-    def look(self, walk: Walk, names: WalkedNames) -> None:
-        """Names each value that has changed since `begin`, once."""
+    def _note_capture(self) -> None:
+        """Looks at the 1st, 2nd, 4th, 8th … capture, and at that of a stop or of the end."""
+        self._captures += 1
+        if self._captures & (self._captures - 1) and not self._internals.is_ending:
+            return
+        self._look(*self._walked())
+        look = file.Look({**self._told}, {**self._asked})
+        self._kept.looks[self._experiment.iteration] = look
+        self._write()
+
+    def _write(self) -> None:
+        if not self._experiment.rank:
+            file.write(self._experiment.output_dir, self._kept)
+
+    def _look(self, walk: Walk, names: WalkedNames) -> None:
+        """Names each value that has changed since training began, once."""
+        pending = []
         for path, seen in self._looked(walk, names).items():
             if path in self._told:
                 self._told[path] = _as_text(seen)
@@ -242,9 +256,13 @@ class Audit:
                 # A cache is filled; of what is new in an attribute Values tells.
                 if path in self._begun or path.startswith(BEYOND):
                     self._begun[path] = seen
-            elif not is_same(self._begun[path], seen):
-                self._tell(path, _as_text(seen))
-        self._say_pending()
+            elif not is_same(self._begun[path], seen) and path not in self._state.told.paths:
+                self._told[path] = _as_text(seen)
+                pending.append(self._shown(path))
+        room = max(MOST_LINES - self._lines, 0)
+        self._lines += len(pending)
+        if pending and room:
+            self._warn(changed(pending, room))
         asked = dict(_in_asked(walk, names))
         self._asked = {
             path: text
@@ -253,63 +271,33 @@ class Audit:
             if not self._reach.is_left_out(path)
         }
 
-    def tell(self, path: str, value: Any, why: str) -> None:
-        """Names an attribute that has changed and cannot be restored, once."""
-        if why == "order":
-            if path not in self._orders:
-                self._orders[path] = None
-                self._say(f"{_ORDER}: {shown(path)}")
-        elif why == "handle":
-            if path not in self._beside:
-                self._beside.add(path)
-                self._say(
-                    f"{shown(path)}: is in no checkpoint, as it stands beside a file or the like "
-                    "that was opened since setup; a resumed run has what setup makes of it"
-                )
-        else:
-            self._kinds[path] = type(value).__name__
-            self._tell(path, UNKNOWN)
-
-    def _tell(self, path: str, text: str) -> None:
-        if path not in self._told:
-            self._told[path] = text
-            self._pending.append(self._shown(path))
-
     def _shown(self, path: str) -> str:
         """Returns a path for a message, with the class of an object that nobody can look into."""
         return shown(path) + (f" ({self._kinds[path]})" if path in self._kinds else "")
 
-    def _say_pending(self) -> None:
-        names, self._pending = self._pending, []
-        room = max(_MOST_LINES - self._lines, 0)
-        self._lines += len(names)
-        if names and room:
-            more = f" and {len(names) - room} more" if len(names) > room else ""
-            self._warn(
-                f"{', '.join(names[:room])}{more}: changed in training, and in no checkpoint: a "
-                f"resumed run has what setup makes of it. {_WAYS_OUT}"
-            )
+    def _warn(self, text: str) -> None:
+        self._experiment.logger.warning("%s", text)
 
     def _looked(self, walk: Walk, names: WalkedNames) -> dict[str, Any]:
         """Returns the values outside of checkpoints, by path, in a form that can be compared."""
-        if self._outside is None or self._num_modules != len(sys.modules):
+        if self._code is None or self._num_modules != len(sys.modules):
             # Code is what it was, but for what is imported later.
-            self._outside = Outside(walk)
+            self._code = CodeWalk(walk)
             self._num_modules = len(sys.modules)
-        outside = self._outside
-        both = names.and_others(outside.paths)
+        code = self._code
+        both = names.and_others(code.paths)
         found: dict[str, Any] = {}
-        for name, node in outside.nodes.items():
+        for name, node in code.nodes.items():
             for key, value in node.places().items():
-                path = outside.path_of(name, key)
+                path = code.path_of(name, key)
                 found[path] = look(value, both, is_whole=key is WHOLE)
-        for name, node in outside.nodes.items():
+        for name, node in code.nodes.items():
             if isinstance(node, LayerNode):
                 found[f"{name}'s tensors"] = _tensors_of(node.value)
         for path, hooks in _hooks_in(walk):
             found[f"{path}.forward hooks"] = Stand(tuple(map(id, hooks)), f"{len(hooks)} hooks")
         copied = tuple(self._reach.copied())
-        for path, value in {**outside.closed, **walk.closed}.items():
+        for path, value in {**code.closed, **walk.closed}.items():
             if (stand := stands(value)) is not None:
                 found[path] = stand
                 self._kinds[path] = type(value).__name__
@@ -320,83 +308,56 @@ class Audit:
 
     # --- over a resume ---------------------------------------------------------------------
 
-    def inventory(self) -> dict[str, Any]:
-        """Returns the manifest's entry: the paths told of, and what stood there."""
-        return {
-            "told": self._told,
-            "asked": self._asked,
-            "orders": [*self._orders],
-            "hooked": self._hooked | self._unset,
-        }
+    def _set_by_code(self, hooked: Mapping[str, str]) -> dict[str, str]:
+        """Returns checksums of the values that the code has set, by path, without options."""
+        given = tuple(f"{name}." for name in GIVEN)
+        own = {p: text for p, text in self._state.values.code().items() if not p.startswith(given)}
+        made = {path: _as_text(there) for path, there in self._made.items()}
+        return own | {path: text for path, text in made.items() if path not in hooked}
 
-    def code(self) -> dict[str, str]:
-        """Returns checksums of the values that the code has set."""
-        texts = {path: _as_text(there) for path, there in self._made.items()}
-        return {path: text for path, text in texts.items() if path not in self._hooked}
-
-    def expect(self, inventory: Mapping[str, Any], code: Mapping[str, str]) -> None:
-        """Notes what the checkpoint that was restored has told, and what the start before it set.
-
-        Args:
-            inventory: Of the checkpoint.
-            code: What `UserState.code` was at the start before.
-        """
-        self._told = {**inventory.get("told", {})}
-        self._asked = {**inventory.get("asked", {})}
-        self._told_then = {**self._told, **self._asked}
-        self._hooked_then = {**inventory.get("hooked", {})}
-        self._code_then = {**code}
-        self._orders = dict.fromkeys(inventory.get("orders", ()))
-
-    def differences(
-        self, code: Mapping[str, str], restored: Sequence[str], tensors: Sequence[str] = ()
-    ) -> tuple[list[str], list[str]]:
-        """Compares the values before the first batch with those of the checkpoint.
-
-        Args:
-            code: Checksums of the values that the code has set now, by path.
-            restored: Paths of values that were put back and have changed again since.
-            tensors: Names of tensors of which that is so.
+    def _say_differences(self, then: file.Kept, hooked: Mapping[str, str]) -> dict[str, str]:
+        """Names what is not as it was at the checkpoint that was restored.
 
         Returns:
-            One line for each value that is lost, and further lines about values that differ.
+            Texts of what on_train_begin had set once, and has not set again.
         """
-        now = dict(code) | {path: _as_text(there) for path, there in self._begun.items()}
-        now |= self._asked_begun  # of which something may have been left out
+        last, look = next(reversed(then.looks.items()), (-1, file.Look()))
+        is_exact = last == self._experiment.iteration  # else it may have moved on since
+        self._told = {**look.told}
+        self._asked = {**look.asked} if is_exact else {}
+        now = {path: _as_text(there) for path, there in self._begun.items()} | self._asked_begun
         # What on_train_begin sets at each start is as the code wants it.
-        once = {p: text for p, text in self._hooked_then.items() if p not in self._hooked}
-        then = self._told_then | once
-        words = "has changed in training, and is not what it was then"
-        unset = "on_train_begin had set it, which no checkpoint can hold, and has not set it again"
-        told = [
+        once = {path: text for path, text in then.hooked.items() if path not in hooked}
+        before = self._told | self._asked | once
+        lost = [
             path
-            for path in sorted(then)
-            if now.get(path, UNKNOWN) != then[path] or then[path] == UNKNOWN
+            for path in sorted(before)
+            if now.get(path, UNKNOWN) != before[path] or before[path] == UNKNOWN
+            if is_exact or path in once or self._is_setups(path)
             if not self._reach.is_left_out(path)
         ]
+        code = self._set_by_code(hooked)
         anew = [
             path
-            for path, text in self._code_then.items()
-            if path in code and path not in then and is_otherwise(code[path], text)
+            for path, text in then.code.items()
+            if path in code and path not in before and is_otherwise(code[path], text)
             if not self._reach.is_left_out(path)
         ]
-        self._unset = {path: text for path, text in once.items() if path in told}
-        lost = [
-            f"{self._shown(path)}: {unset if path in once else words}"
-            for path in (*restored, *told)
-        ]
-        other = "on_train_begin sets it to another value than the checkpoint has"
-        lost += [f"{shown(name)}: {other}" for name in tensors]
-        more = len(lost) - _MOST_LINES
-        said = {
-            "set otherwise than by the start before": [*map(shown, anew)],
-            _ORDER: [*map(shown, self._orders)],
-        }
-        return (
-            lost[:_MOST_LINES] + [f"and {more} more values"] * (more > 0),
-            [_in_one_line(text, paths) for text, paths in said.items() if paths]
-            + [f"of values that are not what they were: {_WAYS_OUT}"] * bool(lost),
-        )
+        lines = [f"{self._shown(path)}: {UNSET if path in once else LOST}" for path in lost]
+        for text in shortened(lines):
+            self._warn(f"not exact: {text}")
+        if anew:
+            shown_anew = [*map(shown, anew)]
+            say = self._experiment.logger.info
+            say("%s", in_one_line("set otherwise than by the start before", shown_anew))
+        for text in ways_out(lines):
+            self._experiment.logger.info("%s", text)
+        return {path: text for path, text in once.items() if path in lost}
+
+    def _is_setups(self, path: str) -> bool:
+        """Returns whether nobody has set a value since setup, as on_load_checkpoint may."""
+        there = self._begun.get(path)
+        return there is None or path not in self._made or is_same(self._made[path], there)
 
 
 class Stand:
@@ -498,12 +459,6 @@ def _in_iterator(iterator: Any, depth: int) -> Any:
     return found or None
 
 
-def shown(path: str) -> str:
-    """Returns a path as a message shows it."""
-    path = path.removesuffix("[:]")
-    return path if path.startswith(BEYOND) else f"self.{path}"
-
-
 def is_otherwise(now: str, then: str) -> bool:
     """Returns whether two texts are of other values, but for what is drawn for each object, as
     uuids are.
@@ -554,8 +509,3 @@ def _hooks_in(walk: Walk) -> Iterator[tuple[str, tuple[Any, ...]]]:
         layer = node.value
         if isinstance(layer, Layer):
             yield path, (*layer._forward_pre_hooks.values(), *layer._forward_post_hooks.values())
-
-
-def _in_one_line(text: str, names: Sequence[str]) -> str:
-    left = len(names) - _MOST_LINES
-    return f"{text}: {', '.join(names[:_MOST_LINES])}" + f" and {left} more" * (left > 0)

@@ -1,0 +1,66 @@
+"""What the doctor keeps of a run, in a file of its own: nothing is lost without it.
+
+kept = Kept(code={"optimizer._beta1": "float 0.9"})
+kept.looks[400] = Look(told={"module __main__.SEEN": "int 3"})
+write(run_dir, kept)
+read(checkpoint, 400)  # of the run that a checkpoint belongs to, up to its iteration
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from expbase.base.files import DAMAGES, read_bytes
+from expbase.checkpoint import layout
+
+FILE = "doctor.json"
+_MOST_BYTES = 1 << 26
+
+
+@dataclass
+class Look:
+    """What was seen at one capture of the state: texts of values by path."""
+
+    told: dict[str, str] = field(default_factory=dict)  # what has changed, in any start
+    asked: dict[str, str] = field(default_factory=dict)  # … in objects that are asked for a state
+
+
+@dataclass
+class Kept:
+    """What the file has."""
+
+    code: dict[str, str] = field(default_factory=dict)  # what the code of the last start has set
+    hooked: dict[str, str] = field(default_factory=dict)  # what on_train_begin has set
+    looks: dict[int, Look] = field(default_factory=dict)  # by iteration, in their order
+
+
+def write(run_dir: Path, kept: Kept) -> None:
+    """Writes the file anew, if the system does not refuse: it is worth no error."""
+    path = run_dir / FILE
+    temporary = path.with_name(f".writing-{FILE}")
+    with suppress(OSError):
+        temporary.write_text(json.dumps(dataclasses.asdict(kept)))
+        os.replace(temporary, path)
+
+
+def read(checkpoint: Path, iteration: int) -> Kept:
+    """Returns what was known of a run up to one of its checkpoints; nothing if it cannot be read.
+
+    A run of expbase 1.0 has no such file: each of its manifests has what was told until then.
+    """
+    with suppress(OSError, *DAMAGES):
+        found = json.loads(read_bytes(checkpoint.parent.parent / FILE, _MOST_BYTES))
+        looks = {int(number): Look(**look) for number, look in found.get("looks", {}).items()}
+        up_to = {number: look for number, look in looks.items() if number <= iteration}
+        return Kept({**found["code"]}, {**found.get("hooked", {})}, up_to)
+    with suppress(OSError, *DAMAGES):
+        manifest = json.loads(read_bytes(checkpoint / layout.MANIFEST, _MOST_BYTES))
+        then = manifest["info"]["inventory"]
+        look = Look({**then["told"]}, {**then.get("asked", {})})
+        return Kept({**then.get("code", {})}, {}, {iteration: look})
+    return Kept()
