@@ -55,6 +55,7 @@ class Start:
             assert self.problems(saved) == []
             assert found.load_state_dict((_tensors(saved), saved["parts"])) == []
             assert values.load_state_dict(saved["values"]) == []
+            self.state.told.load_state_dict(saved["told"])
         during(self.own)
         self.lost, self.lines = self.state.begin()
         warned, said = [*self.warned], [*self.said]
@@ -101,7 +102,12 @@ class Start:
         self.visited.iteration += 1
         self._guests["capture"]()
         doctor = (self._folder / FILE).read_text()
-        held = {"parts": of_parts, "values": values, "doctor": doctor}
+        held = {
+            "parts": of_parts,
+            "values": values,
+            "doctor": doctor,
+            "told": self.state.told.state_dict(),
+        }
         return through_json(held) | {
             "files": {n: to_bytes(by_key) for n, by_key in tensors.items()}
         }

@@ -41,6 +41,7 @@ from expbase.record.sources import Code
 from expbase.state.parts import UPDATED, ParameterKeys, StatefulObjects, Tensors
 
 VALIDATIONS_BYTES = "validations_bytes"  # a fact in the manifest
+_TOLD = "told"  # another one: what had changed and is in no checkpoint
 _LOOKED_AT = (OBJECTS, VALUES, USERS)  # the entries of a checkpoint that is not continued
 
 
@@ -78,6 +79,7 @@ class Checkpointer:
         training: That section of the config.
         contents: Returns the entries of a checkpoint, in the order of restoring; with
             `saving=True` it asks on_save_checkpoint first.
+        told: Returns what was said to be in no checkpoint, on rank 0.
         on_written: Called on rank 0 for each one that is on the disk.
         code: The experiment's class and files.
         facts: Returns the facts for a reader who has a checkpoint without its run.
@@ -91,6 +93,7 @@ class Checkpointer:
         logger: logging.Logger,
         *,
         contents: Callable[..., dict[str, Part]],
+        told: Callable[[], Mapping[str, Any]],
         on_written: Callable[[Path], object],
         code: Code,
         facts: Callable[[], Mapping[str, Any]],
@@ -105,6 +108,7 @@ class Checkpointer:
         self.restored: Path | None = None  # the one from which this start goes on
         self.inspected = ""  # the name of the checkpoint that was loaded for inspection
         self.sizes: Mapping[str, int] = {}  # of the logs at the restored checkpoint, in bytes
+        self.told_then: Mapping[str, Any] = {}  # of that checkpoint
         self._background = Background()
         # While one copy is being written another one can be made.
         self._memories = _Memory(), _Memory()
@@ -119,6 +123,7 @@ class Checkpointer:
         self._logger = logger
         self._training = training
         self._contents = contents
+        self._told = told
         self._on_written = on_written
         self._facts = facts
         self._depends_on_ranks = refuse is None
@@ -212,6 +217,7 @@ class Checkpointer:
                 **sizes,
                 VALIDATIONS_BYTES: self.validations.size(),
                 **self.code.facts(),
+                _TOLD: self._told(),
                 **self._facts(),
             }
             self._copy = _Copy(iteration, state, info, memory)
@@ -409,10 +415,11 @@ class Checkpointer:
         return position["iteration"], position["epoch"]
 
     def _read_fitting(self, path: Path, contents: Mapping[str, Part]) -> _Fitting:
-        """Reads a checkpoint, of which what is in `contents` fits; sets `sizes`."""
+        """Reads a checkpoint, of which what is in `contents` fits; sets `sizes` and `told_then`."""
         opened = rank_state.open_checkpoint(path)
         with storage.reading(path / layout.MANIFEST):
             changed_code = self.code.changes_since(opened.info)
+            self.told_then = dict(opened.info.get(_TOLD, {}))
             sizes = {name: n for name, n in opened.info.items() if name.endswith("_bytes")}
             self.sizes = {name: len(range(size)) for name, size in sizes.items()}
         with storage.reading(path / STATE_FILE):

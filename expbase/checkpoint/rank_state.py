@@ -36,7 +36,7 @@ from expbase.checkpoint.layout import ARRAYS, FORMAT, OF_RANK, STATE_FILE, SUFFI
 from expbase.checkpoint.parting import Arrays, Name, Parting, Sample, checksums
 from expbase.ranks import alike, collectives
 from expbase.state.parts import PARAMETERS, StatefulObjects, Tensors, statistics
-from expbase.state.values import HOOKED, TOLD
+from expbase.state.values import HOOKED
 
 _CHUNK = 1 << 22  # bytes of one broadcast; four times as many take longer
 
@@ -155,7 +155,7 @@ class Gatherer:
             hooked = {HOOKED}.union(
                 *(of[VALUES].get(HOOKED, ()) for of in (values_of_zero, values))
             )
-            others[VALUES] -= hooked | {TOLD}
+            others[VALUES] -= hooked
             arrays = {f"{VALUES}.{path.removesuffix('[:]')}" for path in hooked}
             within = tuple(f"{name}{mark}" for name in arrays for mark in ".'#")
             different -= {

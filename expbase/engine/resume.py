@@ -149,6 +149,7 @@ def _restore(run: Run, path: Path) -> list[str]:
     is_own = path == run.checkpointer.resumable
     notes = run.checkpointer.restore(path)
     run.update.wrappers.follow()
+    run.state.told.load_state_dict({} if run.start.rank else run.checkpointer.told_then)
     run.loop.note_checkpoint(is_own=is_own)
     position = f"iteration {run.loop.iteration}, "
     if run.loop.epoch > 0:

@@ -171,6 +171,7 @@ class Run:
             start.training,
             start.logger,
             contents=self._contents,
+            told=self.state.told.state_dict,
             on_written=on_checkpoint_written,
             code=sources.Code.of(type(self.experiment)),
             facts=lambda: {"config": flat(start.config), "versions": provenance.versions()},

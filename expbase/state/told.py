@@ -46,9 +46,9 @@ class Told:
         self.paths: dict[str, None] = {}  # of what was told, in any start
         self._orders: dict[str, None] = {}  # of sets
         self._beside: set[str] = set()  # of flags beside what training has opened
-        self._hooked: dict[str, str] = {}  # texts of what on_train_begin has set
-        self._hooked_then: dict[str, str] = {}  # of the checkpoint that was restored
-        self._unset: dict[str, str] = {}  # of that, what it has not set again
+        self._hooked: list[str] = []  # paths of what on_train_begin has set
+        self._hooked_then: list[str] = []  # of the checkpoint that was restored
+        self._unset: list[str] = []  # of that, what it has not set again
         self._pending: list[str] = []  # of which a line is to be said
         self._lines = 0
 
@@ -81,9 +81,9 @@ class Told:
         if names and room:
             self._warn(changed(names, room))
 
-    def note_hooked(self, texts: Mapping[str, str]) -> None:
+    def note_hooked(self, paths: Sequence[str]) -> None:
         """Notes what on_train_begin has set and no checkpoint can hold."""
-        self._hooked = {**texts}
+        self._hooked = [*paths]
 
     # --- over a resume ---------------------------------------------------------------------
 
@@ -92,7 +92,7 @@ class Told:
         everything = {
             "told": [*self.paths],
             "orders": [*self._orders],
-            "hooked": self._hooked | self._unset,
+            "hooked": [*self._hooked, *self._unset],
         }
         return {name: entry for name, entry in everything.items() if entry}
 
@@ -100,7 +100,7 @@ class Told:
         """Notes what the checkpoint that was restored has told."""
         self.paths = dict.fromkeys(state.get("told", ()))
         self._orders = dict.fromkeys(state.get("orders", ()))
-        self._hooked_then = {**state.get("hooked", {})}
+        self._hooked_then = [*state.get("hooked", ())]
 
     def differences(
         self, restored: Sequence[str], tensors: Sequence[str]
@@ -116,11 +116,9 @@ class Told:
         """
         is_left_out = self._reach.is_left_out
         # What on_train_begin sets at each start is as the code wants it.
-        self._unset = {
-            path: text
-            for path, text in self._hooked_then.items()
-            if path not in self._hooked and not is_left_out(path)
-        }
+        self._unset = [
+            path for path in self._hooked_then if path not in self._hooked and not is_left_out(path)
+        ]
         told = {path for path in self.paths if not is_left_out(path)}
         lost = [f"{shown(path)}: {LOST}" for path in (*restored, *sorted(told - {*self._unset}))]
         lost += [f"{shown(path)}: {UNSET}" for path in self._unset]

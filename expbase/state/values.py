@@ -56,7 +56,6 @@ from expbase.state.walk import MOST, Walk, WalkedNames, no_garbage_collection, r
 
 _DELETED, _ORDER, _CONSTANTS = "@deleted", "@order", "@constants"
 HOOKED = "@on_train_begin"  # paths of values that are as that has set them, in some start
-TOLD = "@told"  # what no checkpoint can hold
 _ROOT = "values."  # what the names of arrays begin with, of this entry
 _GLANCE = 10_000  # items: more are looked at by a checksum
 _LARGE_BYTES = 1 << 26  # of a value: more is a cache, maybe
@@ -151,12 +150,12 @@ class Values(Part):
                 self._anew.add(path)
             if path in self._hooked_then or path in self._anew:
                 self._hooked[path] = look_
-        lasting = {
-            path: as_text(there)
+        lasting = [
+            path
             for path, there in self._hooked.items()
             if not (is_known(there) or talks_to_the_world(there.thing))
             if not f"{path}.".startswith(tuple(walk.reporting))
-        }
+        ]
         self._told.note_hooked(lasting)
         if not walk.is_whole:
             self._say(
@@ -241,10 +240,8 @@ class Values(Part):
             if not _is_long(keys[name])  # it has grown since
         }
         state[_CONSTANTS] = self._constants
-        told = self._told.state_dict()
-        for name, entry in ((HOOKED, hooked), (TOLD, told)):
-            if entry:  # in few runs
-                state[name] = entry
+        if hooked:  # in few runs
+            state[HOOKED] = hooked
         return state
 
     def _leave_flags(self, state: dict[str, Any], nodes: Mapping[str, Node]) -> None:
@@ -451,7 +448,6 @@ class Values(Part):
         self._deleted = [[name, key] for name, key in state[_DELETED]]
         self._ordered = {*state[_ORDER]}
         self._hooked_then = {*state.get(HOOKED, ())}
-        self._told.load_state_dict(state.get(TOLD, {}))
         for path, (name, key, _) in decoded.items():
             if name is not None and path in self._changed:
                 self._restored[path] = look(
