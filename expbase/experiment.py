@@ -671,7 +671,7 @@ class ExperimentBase(Events):
         Raises:
             RuntimeError: An update has failed, or load_checkpoint has put another state here.
         """
-        self.__run.loop.save()
+        self.__run.save()
 
     def resume_or_load(self) -> None:
         """Restores this run's checkpoint, else checkpoint_path's, else init_model_path's weights.
@@ -710,7 +710,7 @@ class ExperimentBase(Events):
         Raises:
             WeightsError: The path has another suffix, or the file cannot be written.
         """
-        self.__run.loop.before_writing(path)
+        self.__run.before_writing(path)
         model_files.save_model(Path(path), self.model if layer is None else layer)
 
     def load_model(
@@ -741,7 +741,7 @@ class ExperimentBase(Events):
         """
         layers = self.__run.state.saved().layers
         code = self.__run.checkpointer.code
-        self.__run.weights_from = model_files.load_model(
+        self.__run.ledger.weights_from = model_files.load_model(
             Path(path),
             layers,
             into,
@@ -768,7 +768,7 @@ class ExperimentBase(Events):
         """
         layer = unwrap(self.model if layer is None else layer)
         spec = getattr(self, "input_spec", None) if input_spec is None else input_spec
-        self.__run.loop.before_writing(path)
+        self.__run.before_writing(path)
         with self.__run.evaluation.begin("predict", self.iteration, layers=[layer]):
             model_files.export(Path(path), layer, spec)
         self.logger.info("exported %s", path)

@@ -218,7 +218,7 @@ def test_the_life_of_a_run_is_no_flags(tmp_path: Path) -> None:
     run = vars(trained(Tiny, tmp_path / "run"))[RUN]  # what comes later, too
     kept = {**vars(type(run)), **vars(run), **vars(type(run.loop)), **vars(run.loop)}
     flags = {name for name, value in kept.items() if isinstance(value, bool)}
-    assert flags == {"_is_past_setup", "is_over", "_save_requested"}
+    assert flags == {"is_over", "_save_requested"}
     assert len(Step) <= 4
 
 

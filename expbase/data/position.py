@@ -11,11 +11,12 @@ A LoaderAdapter decides which batches an epoch has.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 from typing import Any
 
 from expbase.base.files import DAMAGES
+from expbase.base.json_values import checksum
 from expbase.base.part import Part
 from expbase.config import ConfigError
 from expbase.data.loaders import Batches, LoaderAdapter, Shard
@@ -45,6 +46,8 @@ class DataPosition(Part):
         # How many more updates were made before this start than its epochs would have now, with
         # another batch size or number of ranks. So much longer the run is in all.
         self.ahead = Fraction(0)
+        self._then: tuple[Any, Any] = None, None  # iteration and state of a checkpoint
+        self._note_first: Callable[..., object] | None = None
 
     def attach(
         self,
@@ -53,6 +56,7 @@ class DataPosition(Part):
         leaves_epochs: bool = False,
         skip_updates: Iterable[int] = (),
         accumulation_steps: int = 1,
+        note_first: Callable[..., object] | None = None,
     ) -> None:
         """Sets the training data.
 
@@ -62,12 +66,22 @@ class DataPosition(Part):
                 the next epoch, as with --force, instead of an error.
             skip_updates: The updates whose batches are left out.
             accumulation_steps: Batches of an update, on each rank and of each share.
+            note_first: Called with the iteration and a checksum of the first batch that is read.
         """
         self.adapter = adapter
         self.updates_per_epoch = adapter.updates_per_epoch(accumulation_steps)
         self.skips = Skips(skip_updates)
         self.leaves_epochs = leaves_epochs
         self.batches = Batches(_nothing(), adapter, ended=True)
+        self._note_first = note_first
+        match self._then:
+            case int(iteration), {
+                "ahead": str(),
+                "updates_per_epoch": str() | None,
+                "epoch": int(),
+            }:
+                with contextlib.suppress(*DAMAGES):
+                    self.ahead = self._ahead_of(iteration, self._then[1])
 
     def check(self, loader: Any, training: Mapping[str, Any]) -> None:
         """Checks at the end of setup that the data fits the config.
@@ -137,7 +151,11 @@ class DataPosition(Part):
             self._iteration = iteration
             self._reads = 0
         self._reads += 1
-        return self.read_for_none()
+        batch = self.read_for_none()
+        if self._note_first is not None:
+            self._note_first(iteration=iteration, first_batch=checksum(batch))
+            self._note_first = None
+        return batch
 
     def read_for_none(self) -> Any:
         """Reads the next batch of the epoch, which counts for no iteration; raises as `read`."""
@@ -260,14 +278,11 @@ class DataPosition(Part):
         return reasons
 
     def expect(self, iteration: Any, state: Any) -> None:
-        """Notes from where this start will go on, before that is restored, for `ahead`.
+        """Notes from where this start will go on; setup_model may ask how long the run is.
 
         What is wrong with a state is said when it is restored.
         """
-        match iteration, state:
-            case int(), {"ahead": str(), "updates_per_epoch": str() | None, "epoch": int()}:
-                with contextlib.suppress(*DAMAGES):
-                    self.ahead = self._ahead_of(iteration, state)
+        self._then = iteration, state
 
     def _ahead_of(self, iteration: int, state: Mapping[str, Any]) -> Fraction:
         now = self.updates_per_epoch

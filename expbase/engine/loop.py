@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from expbase.base import rng
-from expbase.base.json_values import checksum
 from expbase.base.part import Part
 from expbase.checkpoint.checkpointer import Checkpointer
 from expbase.checkpoint.layout import NonFiniteError
@@ -34,7 +33,6 @@ from expbase.engine.due import (
     is_quiet,
     is_wanted,
 )
-from expbase.engine.evaluation import Evaluation
 from expbase.engine.life import Life, Step
 from expbase.engine.report import Report
 from expbase.engine.results import Results
@@ -57,8 +55,6 @@ class Loop(Part):
     Args:
         experiment: Its methods are called, as a user may have overridden them.
         ensure_restored: Called before the first iteration: restores, if run() has not yet.
-        note: Writes a line of the ledger.
-        check_directory: Raises if the run has lost its directory.
     """
 
     iteration = 0  # updates done, with the one under way
@@ -79,34 +75,27 @@ class Loop(Part):
         start: Start,
         *,
         ensure_restored: Callable[[], None],
-        note: Callable[..., None],
-        check_directory: Callable[[], None],
         events: Subscribers,
         state: UserState,
         stopwatch: Stopwatch,
         data: DataPosition,
         update: Update,
-        evaluation: Evaluation,
         results: Results,
         report: Report,
         checkpointer: Checkpointer,
         stop: StopRequests,
     ) -> None:
         self.todo: list[str] = []  # what is to be done before the next iteration
-        self._trained = Samples({})
         self._experiment = experiment
         self._start = start
         self._training = start.training
         self._ensure_restored = ensure_restored
-        self._note = note
-        self._check_directory = check_directory
         self._events = events
         self._state = state
         self._stopwatch = stopwatch
         self._data = data
         self._update = update
         self.results = results
-        self._evaluation = evaluation
         self._report = report
         self._checkpointer = checkpointer
         self._stop = stop
@@ -366,8 +355,6 @@ class Loop(Part):
             self._read_past()
         self.turn_epoch()
         batch = data.read(self.iteration)
-        if not self._stopwatch.batches:
-            self._note("data", iteration=self.iteration, first_batch=checksum(batch))
         part = data.part_of_update(self._update.batches, self._update.batch_rank)
         rng.seed_for(self._training["seed"], rng.TRAIN, self.iteration, *part)
         self._stopwatch.note_batch(began)
@@ -388,7 +375,7 @@ class Loop(Part):
 
     def turn_epoch(self) -> None:
         """Ends an epoch that is used up, and begins the next one, as read_batch does first."""
-        self._evaluation.need_training()
+        self.results.need_training()
         if self._data.needs_epoch:
             if self._data.epoch:
                 self._end_epoch()
@@ -497,7 +484,6 @@ class Loop(Part):
                 "stands in the model may not be what was trained; nothing is saved of it."
             )
             return
-        self._check_directory()
         needed = self.is_last or bool(self.stopped_by)  # there will be no later one
         checkpointer = self._checkpointer
         with self._capturing() as sizes:
@@ -505,18 +491,6 @@ class Loop(Part):
             checkpointer.capture(self.iteration, sizes)
             checkpointer.write(needed=needed)
         self._note_saved()
-
-    def before_writing(self, path: object) -> None:
-        """Raises if the run has lost its directory; warns if the weights that are about to be
-        written may not be what was trained: valid() may have put it aside.
-        """
-        self._check_directory()
-        if self.results.under_way >= 0 and self.is_over:
-            self._start.warn(
-                f"{path}: written after the validation of iteration {self.results.under_way} was "
-                "left, with the weights that it had then: averages, if it had swapped them in. "
-                "What was trained is in the checkpoint."
-            )
 
     @contextlib.contextmanager
     def _capturing(self) -> Iterator[dict[str, int]]:
@@ -576,13 +550,11 @@ class Loop(Part):
         """Notes from where training begins in this start."""
         self._began = self.iteration
 
-    def note_parameters(self) -> None:
-        """Notes what there is before the first update, for a loop of the user's own."""
-        if self._start.has_own("train"):
-            self._trained = Samples(self._state.optimizers())
-
-    def end_training(self) -> None:
+    def end_training(self, before: Samples) -> None:
         """Ends the loop after train(), maybe the user's; if it returned early, that is a stop().
+
+        Args:
+            before: Of what a loop of the user's own trains.
 
         Raises:
             RuntimeError: It has counted no iteration, or has not ended one.
@@ -592,7 +564,7 @@ class Loop(Part):
                 f"train: returned within iteration {self.iteration}; expected self.end_iteration() "
                 "after each self.train_batch()."
             )
-        if self._loop_began < 0 and self.iteration == self._began and self._trained.have_changed():
+        if self._loop_began < 0 and self.iteration == self._began and before.have_changed():
             raise RuntimeError(
                 f"train: made updates and counted no iteration, so nothing can be saved of them; "
                 f"expected {LOOP}, or `self.iteration += 1` before each self.train_batch()."

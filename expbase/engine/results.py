@@ -57,6 +57,10 @@ class Results:
         """Whether there was a validation of what is trained in this start."""
         return ("valid", "") in self._recorded_at
 
+    def need_training(self) -> None:
+        """Raises a RuntimeError if a training batch is asked for in an evaluation."""
+        self._evaluation.need_training()
+
     def is_recorded(self, iteration: int, name: str = "valid", inspected: str = "") -> bool:
         """Returns whether an evaluation of this name was made after an iteration."""
         return self._recorded_at.get((name, inspected), -1) == iteration

@@ -34,7 +34,8 @@ def find_own(run: Run) -> None:
     if path is not None:
         # setup_model may ask how long the run is, before anything is restored.
         position = functools.partial(storage.position_at, path)
-        run.position = collectives.on_rank_zero(position, "the position of a checkpoint")
+        found = collectives.on_rank_zero(position, "the position of a checkpoint")
+        run.data.expect(*(found or (None, None)))
 
 
 def _find_other(run: Run) -> Path | None:
@@ -86,9 +87,9 @@ def resume_or_load(run: Run) -> None:
             run.start.warn(f"not exact: {note}")
     _cut_logs(run, has_finished=has_finished and checkpointer.resumable is not None)
     run.life = Life.RESTORED
-    run.facts["resumed"] = path.name if path else None
+    run.ledger.facts["resumed"] = path.name if path else None
     doing = "the digests of what the run begins from"  # which may take long: of a slow disk
-    run.facts["began_from"] = collectives.on_rank_zero(lambda: _began_from(run, path), doing)
+    run.ledger.facts["began_from"] = collectives.on_rank_zero(lambda: _began_from(run, path), doing)
 
 
 def _began_from(run: Run, path: Path | None) -> dict[str, str]:
@@ -102,7 +103,7 @@ def _began_from(run: Run, path: Path | None) -> dict[str, str]:
     digests_of: dict[str, Callable[[], str]] = {}
     if path is None and options.init_model_path:
         # Else nobody knows what an override of load_model has read.
-        weights = run.weights_from or run.start.path(options.init_model_path)
+        weights = run.ledger.weights_from or run.start.path(options.init_model_path)
         digests_of["--init_model_path"] = lambda: _of_weights(weights)
     elif path is not None and run.checkpointer.resumable is None:
         digests_of["--checkpoint_path"] = lambda: _of_weights(path)

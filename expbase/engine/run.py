@@ -69,6 +69,7 @@ from expbase.record.visualizer import check_visualizer
 from expbase.state.attributes import UserState
 from expbase.state.checks import check_state, not_synchronized
 from expbase.state.parts import named_parameters
+from expbase.state.samples import Samples
 
 _SAVE_SECONDS = 60.0  # for the last checkpoint of a process that is ended
 
@@ -78,25 +79,19 @@ class Run:
 
     life = Life.NEW  # RESTORED is set by resume.py
     rank_watch: Any = None  # a Watch, if there are other ranks
-    ledger: Ledger | None = None  # of rank 0, once the directory is the run's
-    position: Any = (None, None)  # iteration and data of what this start looks at
-    weights_from: Path | None = None  # what load_model has read last, on rank 0
-    _is_past_setup = False  # whether the ledger has this start
 
     def __init__(self, experiment: Any, start: Start) -> None:
         training = start.training
         folder = start.output_dir
         self.experiment = experiment
         self.start = start
-        # Of this start, for the ledger.
-        self.facts: dict[str, Any] = {"resumed": None, "began_from": {}}
+        self.ledger = Ledger()
         self._on_close = contextlib.ExitStack()  # each step of setup adds how it is undone
-        self._reader_threads = ReaderThreads()
         self._guards: list[contextlib.AbstractContextManager[Any]] = []  # round training
         # What is the user's, and what looks at it.
         self.events = Subscribers(experiment, start.warn)
         self.state = UserState(experiment, start.warn, start.logger.info)
-        self.stopwatch = Stopwatch()
+        stopwatch = Stopwatch()
         self.data = DataPosition()
         # What an update is made of.
         self.share_states = ShareStates(training, self.state)
@@ -106,13 +101,13 @@ class Run:
         self.checkpointer = self._make_checkpointer()
         file = JsonLines(folder / METRICS if start.writes else None)
         metrics = MetricLog(start.logger, file, lambda: experiment.visualizer)
-        known = self.stopwatch, self.data, self.checkpointer
+        known = stopwatch, self.data, self.checkpointer
         repeats = self.division.ranks_repeat
         self.report = Report(start, metrics, *known, log_is_of_all=repeats)
         # What trains.
-        self.stop = self._make_stop_requests()
-        self.update = Update(self.division, self.state, self.stopwatch, self.events.fire)
-        self.evaluation = Evaluation(start, self.state, self.stopwatch, has_all=repeats)
+        self.stop = self._make_stop_requests(stopwatch)
+        self.update = Update(self.division, self.state, stopwatch, self.events.fire)
+        self.evaluation = Evaluation(start, self.state, stopwatch, has_all=repeats)
         results = Results(
             experiment,
             start,
@@ -126,14 +121,11 @@ class Run:
             experiment,
             start,
             ensure_restored=self._ensure_restored,
-            note=self._note,
-            check_directory=self.directory.check,
             events=self.events,
             state=self.state,
-            stopwatch=self.stopwatch,
+            stopwatch=stopwatch,
             data=self.data,
             update=self.update,
-            evaluation=self.evaluation,
             results=results,
             report=self.report,
             checkpointer=self.checkpointer,
@@ -195,7 +187,7 @@ class Run:
             fire=self.events.fire,
         )
 
-    def _make_stop_requests(self) -> StopRequests:
+    def _make_stop_requests(self, stopwatch: Stopwatch) -> StopRequests:
         start = self.start
         return StopRequests(
             start.output_dir / "STOP" if start.writes else None,
@@ -203,7 +195,7 @@ class Run:
             save_seconds=start.training.save_seconds if start.writes else 0,
             parallel=start.parallel,
             began=start.options.supervised_since,
-            stopwatch=self.stopwatch,
+            stopwatch=stopwatch,
             check=self.directory.check,
         )
 
@@ -239,7 +231,7 @@ class Run:
             self.state.note_setup()
             self.events.fire("ready")
             if start.writes:
-                self.facts["model"] = digests.or_reason(self._model)
+                self.ledger.facts["model"] = digests.or_reason(self._model)
 
     def _model(self) -> str:
         """Returns the digest of the parameters, the first thing that differs between machines."""
@@ -253,7 +245,9 @@ class Run:
         self.life = Life.IN_SETUP
         try:
             with lasting():
-                self._on_close.enter_context(self._reader_threads.heard())
+                threads = ReaderThreads()
+                self.events.explain(threads.explain)
+                self._on_close.enter_context(threads.heard())
                 self._on_close.enter_context(workers_end_with_this())
                 self._on_close.enter_context(logs.paddle_repeats_nothing())
                 yield
@@ -326,8 +320,8 @@ class Run:
         self._on_close.callback(self.report.metrics.close)
         self._on_close.callback(self.stop.remove_stop_file)
         if start.writes:
-            self.facts |= provenance.gather(start.output_dir, type(self.experiment), start.folder)
-            self.ledger = Ledger(start.output_dir / LEDGER)
+            facts = provenance.gather(start.output_dir, type(self.experiment), start.folder)
+            self.ledger.begin(start.output_dir / LEDGER, facts)
             self._on_close.callback(self.ledger.close)
             self._on_close.callback(self._note_how_it_ended)
             code = self.checkpointer.code
@@ -386,8 +380,8 @@ class Run:
                 leaves_epochs=start.options.force,
                 skip_updates=skips,
                 accumulation_steps=start.training.accumulation_steps,
+                note_first=functools.partial(self.ledger.write, "data"),
             )
-            self.data.expect(*self.position)  # setup_model may ask how long the run is
         self._on_close.callback(self.data.close)
         self._on_close.callback(self.evaluation.let_go)
         self._adapt_evaluated()
@@ -429,7 +423,9 @@ class Run:
         facts = {f"config.{key}": repr(value) for key, value in flatten(start.config).items()}
         facts["self.train_loader"] = f"{self.data.adapter.batches_per_epoch} batches"
         facts["self.valid_loader"] = f"{num_samples(experiment.valid_loader)} samples"
-        self.facts["loaders"] = {name: facts[name] for name in facts if name.startswith("self.")}
+        self.ledger.facts["loaders"] = {
+            name: facts[name] for name in facts if name.startswith("self.")
+        }
         alike.check_alike({**facts, **found.shapes()})
         self.update.note_ranks()
         self.update.wrappers.note_all()
@@ -474,11 +470,12 @@ class Run:
     def _train(self) -> None:
         loop = self.loop
         self._begin_training()
-        loop.note_parameters()
+        own_loop = self.start.has_own("train")
+        before = Samples(self.state.optimizers() if own_loop else {})
         if loop.todo:  # else it would be lost if the user's train() calls no going_on()
             loop.begin()
         self.experiment.train()
-        loop.end_training()
+        loop.end_training(before)
         self._end_training()
         if loop.has_finished:
             self.checkpointer.finish(loop.iteration, loop.shown_epoch)
@@ -527,14 +524,13 @@ class Run:
         """Restores, and notes in the ledger that this start trains; once."""
         if self.life is Life.READY:
             self.experiment.resume_or_load()
-        if self._is_past_setup:
+        if self.ledger.has_start:
             return
         self.directory.check()
-        self._is_past_setup = True
         start = self.start
         facts: Any = {"ranks": start.world_size, "restart": start.options.restart_reason or None}
         facts |= {"iteration": self.loop.iteration, **self.checkpointer.code.facts()}
-        self._note("start", config=flat(start.config), **facts, **self.facts)
+        self.ledger.write_start(config=flat(start.config), **facts)
 
     def _note_how_it_ended(self) -> None:
         """Notes the end of a start; a failure counts for more than another reason."""
@@ -542,18 +538,14 @@ class Run:
         if isinstance(loop.failure, layout.FormatError):
             return  # the run is what it was
         if loop.failure:
-            code = exit_code_of(loop.failure, in_setup=not self._is_past_setup)
+            code = exit_code_of(loop.failure, in_setup=not self.ledger.has_start)
             self._note_end(repr(loop.failure), code)
-        elif self._is_past_setup:
+        elif self.ledger.has_start:
             reason = loop.stop_text if loop.stopped_by else "finished"
             self._note_end(reason, loop.stopped_by.exit_code)
 
     def _note_end(self, reason: str, code: int) -> None:
-        self._note("end", iteration=self.loop.iteration, reason=reason, exit_code=code)
-
-    def _note(self, event: str, **facts: Any) -> None:
-        if self.ledger is not None:
-            self.ledger.write(event, **facts)
+        self.ledger.write("end", iteration=self.loop.iteration, reason=reason, exit_code=code)
 
     def _say_how_it_ended(self) -> None:
         loop = self.loop
@@ -562,6 +554,27 @@ class Run:
             self.report.stopped(loop.iteration, reason, loop.stop_text, is_saved=is_saved)
         else:
             self.report.finished(loop.iteration, loop.shown_epoch)
+
+    # --- files ---------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Writes a checkpoint; within an iteration, at its end."""
+        if not self.start.read_only:
+            self.directory.check()
+        self.loop.save()
+
+    def before_writing(self, path: object) -> None:
+        """Raises if the run has lost its directory; warns if the weights that are about to be
+        written may not be what was trained: valid() may have put it aside.
+        """
+        self.directory.check()
+        left = self.loop.results.under_way
+        if left >= 0 and self.loop.is_over:
+            self.start.warn(
+                f"{path}: written after the validation of iteration {left} was left, with the "
+                "weights that it had then: averages, if it had swapped them in. What was trained "
+                "is in the checkpoint."
+            )
 
     # --- the end -------------------------------------------------------------------------
 
@@ -606,7 +619,6 @@ class Run:
         quietly = self.report.quietly
         if error is not loop.failure:
             loop.note_failure(error)
-            self._reader_threads.explain(error)
             self.events.add_notes(error)
             self._say_failure(error)
         loop.end()

@@ -3,8 +3,9 @@
 Between them stands the checksum of the first batch ("data"). A start without an end is a process
 that was killed. The facts are passed in; provenance.py gathers them.
 
-    ledger = Ledger(directory / "ledger.jsonl")
-    ledger.write("start", iteration=400, ranks=2, config=flat(config))
+    ledger = Ledger()
+    ledger.begin(directory / "ledger.jsonl", provenance.gather(…))
+    ledger.write_start(iteration=400, ranks=2, config=flat(config))
     ledger.write("end", iteration=600, reason="finished", exit_code=0)
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from expbase.base.files import AppendedFile
@@ -23,10 +25,26 @@ STOP_FILE = "a file named STOP"  # the `reason` of an end that somebody has aske
 
 
 class Ledger(AppendedFile):
-    """The ledger of a run, written by rank 0.
+    """The ledger of a run, written by rank 0; until `begin` it only gathers facts of this start.
 
     The file stays open, so the end is noted beside the start, also if the directory was moved.
     """
+
+    def __init__(self, path: Path | None = None) -> None:
+        super().__init__(path)
+        self.facts: dict[str, Any] = {"resumed": None, "began_from": {}}
+        self.weights_from: Path | None = None  # what load_model has read last, on rank 0
+        self.has_start = False  # whether this start is past setup
+
+    def begin(self, path: Path, facts: Mapping[str, Any]) -> None:
+        """Takes the file, once the directory is the run's, and facts of this start."""
+        self.path = path
+        self.facts |= facts
+
+    def write_start(self, **facts: Any) -> None:
+        """Appends that this start trains, with the facts that were gathered."""
+        self.has_start = True
+        self.write("start", **facts, **self.facts)
 
     def write(self, event: str, **facts: Any) -> None:
         """Appends an event; it is on disk when this returns. If that fails, a line says so.
