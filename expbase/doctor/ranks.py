@@ -2,8 +2,7 @@
 
 It asks no rank anything: what they have exchanged is handed to it.
 
-    for line in advice(difference):
-        logger.warning("%s", line)
+    lines = [*advice(difference)]
 """
 
 from __future__ import annotations
