@@ -162,10 +162,11 @@ class Gatherer:
         of_ranks = collectives.all_gather_object((sample, of_zero))
         assert of_ranks[0][1] is not None
         sums_of_zero, values_of_zero = of_ranks[0][1]
-        different = alike.unlike([sums_of_zero, sums]) & sums.keys()
         samples = [of_rank[0] for of_rank in of_ranks]
         if comparison.shows(samples):
             comparison.look(watched, found, samples)
+        different = alike.unlike([sums_of_zero, sums]) & sums.keys()
+        different = {*comparison.not_known(different, found)}  # nor what only rank 0 trains
         others = {entry: alike.unlike([values_of_zero[entry], values[entry]]) for entry in values}
         if self._refuse:  # what on_train_begin sets on each rank, such as its id, is rank 0's
             hooked = {HOOKED}.union(

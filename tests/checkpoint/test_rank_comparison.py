@@ -215,8 +215,12 @@ def saves(
     of_rank: Any,
     found: StatefulObjects | list[StatefulObjects],
     count: int,
+    apart: Sequence[str] = (),
 ) -> list[list[str]]:
-    """What each of some saves notes to differ; `of_rank` makes what a rank has then."""
+    """What each of some saves notes to differ; `of_rank` makes what a rank has then.
+
+    Of no tensor a rank's own is saved, but for those in the files `apart`.
+    """
     monkeypatch.setattr(rank_state, "_CHUNK", 1 << 12)
     founds = found if isinstance(found, list) else [found, found]
 
@@ -224,6 +228,7 @@ def saves(
         gatherer = rank_state.Gatherer(LOGGER)
         make = functools.partial(of_rank, rank)
         states = [gatherer.gather(founds[rank], make(number), {}) for number in range(count)]
+        assert all({*state.tensors} <= {"model", "optimizer", *apart} for state in states)
         return [json.loads(s.files()[STATE_FILE][0]).get("differing", []) for s in states]
 
     return Ranks(monkeypatch, 2).run(gathered)[0]
@@ -293,7 +298,7 @@ def test_what_one_rank_alone_has_frozen_is_told_on_both_and_nobody_waits(
     founds[1].layers["model"].weight.stop_gradient = True
 
     def of_rank(rank: int, number: int) -> Any:
-        return {"model": {"weight": array(1), "bias": array(2)}}
+        return {"model": {"weight": array(rank), "bias": array(2)}}
 
     caplog.set_level("WARNING", "expbase")
     assert saves(monkeypatch, of_rank, founds, 3) == [["model.weight"]] * 3
@@ -351,5 +356,5 @@ def test_statistics_that_a_loop_has_unfrozen_are_not_trained(
         return {"model": {"weight": array(1), "_mean": array(rank)}}
 
     caplog.set_level("WARNING", "expbase")
-    assert saves(monkeypatch, of_rank, found, 2) == [[], []]
+    assert saves(monkeypatch, of_rank, found, 2, ["@local_1"]) == [[], []]
     assert caplog.records == []
