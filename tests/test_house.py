@@ -22,19 +22,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # From the top down: a file imports from its folder, or from one below it. The leaves of the root
 # are what every folder knows.
-FLOORS = (
-    "tools",
-    "extras",
-    "root",
-    "doctor",
-    "engine",
-    "checkpoint",
-    "record",
-    "data",
-    "state",
-    "ranks",
-)
-FLOORS += ("leaves", "base")
+FLOORS = ("tools", "extras", "root", "doctor", "engine", "checkpoint", "record", "data", "state")
+FLOORS += ("ranks", "leaves", "base")
 LEAVES = {"help_text", "config", "defaults", "events", "front", "_version"}
 
 RUN = "_ExperimentBase__run"

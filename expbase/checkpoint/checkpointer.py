@@ -35,6 +35,7 @@ from expbase.checkpoint.layout import (
     NonFiniteError,
 )
 from expbase.checkpoint.named import find_in_run
+from expbase.checkpoint.rank_comparison import OnDifference, not_exact
 from expbase.checkpoint.rank_state import GatheredState
 from expbase.ranks import collectives
 from expbase.record.sources import Code
@@ -69,6 +70,7 @@ class _Fitting(NamedTuple):
     states: dict[str, Any]  # of this rank, by entry
     num_ranks: int  # that have saved it
     changed_code: str  # since then; "": none
+    differing: list[str]  # parameters that differed between the ranks, of which it has rank 0's
 
 
 class Checkpointer:
@@ -84,6 +86,7 @@ class Checkpointer:
         code: The experiment's class and files.
         facts: Returns the facts for a reader who has a checkpoint without its run.
         refuse: Raises for what differs between the ranks, if no bit may depend on their number.
+        on_difference: Called on every rank when what is trained, or a rate, differs between them.
     """
 
     def __init__(
@@ -98,6 +101,7 @@ class Checkpointer:
         code: Code,
         facts: Callable[[], Mapping[str, Any]],
         refuse: rank_state.Refusal | None = None,
+        on_difference: OnDifference | None = None,
     ) -> None:
         self.code = code
         self._rank = collectives.rank()
@@ -127,7 +131,7 @@ class Checkpointer:
         self._on_written = on_written
         self._facts = facts
         self._depends_on_ranks = refuse is None
-        self._gatherer = rank_state.Gatherer(logger, refuse)
+        self._gatherer = rank_state.Gatherer(logger, refuse, on_difference)
 
     def find_own(self, inspected: str | None) -> Path | None:
         """Looks for this run's newest intact checkpoint; damaged ones are moved aside, loudly.
@@ -386,6 +390,7 @@ class Checkpointer:
                 f"saved by {fitting.num_ranks} processes and continued by "
                 f"{collectives.world_size()}: they draw other numbers, and sum in another order"
             )
+        notes += not_exact(fitting.differing)
         notes += _load(path, contents, fitting.states)
         self.newest_saved, self.restored, self.inspected = path, path, ""
         return notes
@@ -424,6 +429,7 @@ class Checkpointer:
             self.sizes = {name: len(range(size)) for name, size in sizes.items()}
         with storage.reading(path / STATE_FILE):
             values, num_ranks = opened.of_this_rank()
+            differing = [*map(str, opened.state.get("differing", []))]
         tensors, problems = rank_state.take(opened, _objects(contents), num_ranks)
         with storage.reading(path / STATE_FILE):
             expected = (LOOP, *contents)
@@ -433,7 +439,7 @@ class Checkpointer:
             for name in contents if states else ():
                 problems += contents[name].problems(states[name])
         self._raise_together(path, problems)
-        return _Fitting(states, num_ranks, changed_code)
+        return _Fitting(states, num_ranks, changed_code, differing)
 
     def _raise_together(self, path: Path, problems: list[str]) -> None:
         for rank, of_rank in enumerate(collectives.all_gather_object(problems)):

@@ -1,7 +1,8 @@
 """Per-rank state: what is the same on all ranks, and what each has; to rank 0 and back.
 
-    trained     what is trained, and its accumulators: DataParallel keeps them equal. Each save
-                compares a sample; what has parted (parting.py) is compared as all else.
+    trained     what is trained, and its accumulators: DataParallel keeps them equal, and rank 0's
+                are saved. Each save compares a sample (rank_comparison.py), and the checkpoint says
+                what differs.
     compared    all else: running statistics, generators, values. Each save compares checksums, and
                 what a rank has otherwise than rank 0 is its per-rank state.
     pieces      tensors of which each rank has another part (by placements, or marked
@@ -20,7 +21,7 @@ import contextlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,14 @@ from expbase.base.files import checksum_of
 from expbase.checkpoint import storage
 from expbase.checkpoint.contents import DIVIDED, VALUES
 from expbase.checkpoint.layout import ARRAYS, FORMAT, OF_RANK, STATE_FILE, SUFFIX, CheckpointError
-from expbase.checkpoint.parting import Arrays, Name, Parting, Sample, checksums
+from expbase.checkpoint.rank_comparison import (
+    Arrays,
+    Name,
+    OnDifference,
+    RankComparison,
+    Sample,
+    checksums,
+)
 from expbase.ranks import alike, collectives
 from expbase.state.parts import PARAMETERS, StatefulObjects, Tensors, statistics
 from expbase.state.values import HOOKED
@@ -53,6 +61,7 @@ class GatheredState:
     values: dict[str, Any]
     of_ranks: list[dict[str, Any]]  # the values that each rank has other than rank 0
     trained: set[Name]  # must be finite
+    differing: list[str] = field(default_factory=list)  # parameters of which rank 0's is here
 
     def nonfinite(self) -> str:
         """Returns the names of the first tensors that are not finite; "" if all are."""
@@ -62,6 +71,8 @@ class GatheredState:
     def files(self) -> dict[str, list[Any]]:
         """Returns the content of each file, in buffers."""
         state = {"format": FORMAT, "values": self.values, "local": self.of_ranks}
+        if self.differing:  # which no 1.0 has written, nor reads
+            state["differing"] = self.differing
         return {
             **{f"{name}{SUFFIX}": [*serialize(arrays)] for name, arrays in self.tensors.items()},
             STATE_FILE: [json.dumps(state).encode()],
@@ -74,12 +85,17 @@ class Gatherer:
     Args:
         refuse: Called, if no bit may depend on the number of ranks, with what this rank has
             otherwise than rank 0, and with the values of which that is so on each rank; raises.
+        on_difference: Called on every rank when trained tensors or learning rates differ.
     """
 
-    def __init__(self, logger: logging.Logger, refuse: Refusal | None = None) -> None:
-        self._logger = logger
+    def __init__(
+        self,
+        logger: logging.Logger,
+        refuse: Refusal | None = None,
+        on_difference: OnDifference | None = None,
+    ) -> None:
         self._refuse = refuse
-        self._parting = Parting(logger)
+        self._comparison = RankComparison(logger, on_difference)
 
     def gather(
         self,
@@ -100,7 +116,9 @@ class Gatherer:
         if collectives.world_size() > 1:
             here, of_ranks = self._of_all_ranks(here, values, found, memory or SnapshotBuffer())
         in_order = dict(sorted(here.items()))  # whoever had them
-        return GatheredState(_nested(in_order), values, of_ranks, trained_names(here, found))
+        differing = sorted(self._comparison.differing)
+        trained = trained_names(here, found)
+        return GatheredState(_nested(in_order), values, of_ranks, trained, differing)
 
     def _of_all_ranks(
         self,
@@ -134,22 +152,21 @@ class Gatherer:
     def _different(
         self, compared: Arrays, values: dict[str, Any], found: StatefulObjects
     ) -> tuple[set[Name], dict[str, Any]]:
-        """Returns the tensors and values of this rank that differ from those of rank 0."""
-        parting = self._parting
-        kept, too_large = parting.known(compared.keys(), found)
+        """Returns the untrained tensors and values of this rank that differ from rank 0's."""
+        comparison = self._comparison
         trained = set() if self._refuse else trained_names(compared, found)
-        watched = {name: compared[name] for name in trained - kept - too_large}
-        whole = compared.keys() - watched.keys() - too_large
-        sums = checksums({name: compared[name] for name in whole})
-        sample = Sample(0, {}) if self._refuse else parting.sample(watched, found)
+        watched = {name: compared[name] for name in comparison.not_known(trained, found)}
+        sums = checksums({name: compared[name] for name in compared.keys() - trained})
+        sample = Sample(0, {}) if self._refuse else comparison.sample(watched, found)
         of_zero = None if collectives.rank() else (sums, values)
         of_ranks = collectives.all_gather_object((sample, of_zero))
         assert of_ranks[0][1] is not None
         sums_of_zero, values_of_zero = of_ranks[0][1]
-        different = alike.unlike([sums_of_zero, sums]) & sums.keys()
         samples = [of_rank[0] for of_rank in of_ranks]
-        if parting.shows(samples):
-            different |= parting.look(watched, found, samples)
+        if comparison.shows(samples):
+            comparison.look(watched, found, samples)
+        different = alike.unlike([sums_of_zero, sums]) & sums.keys()
+        different = {*comparison.not_known(different, found)}  # nor what only rank 0 trains
         others = {entry: alike.unlike([values_of_zero[entry], values[entry]]) for entry in values}
         if self._refuse:  # what on_train_begin sets on each rank, such as its id, is rank 0's
             hooked = {HOOKED}.union(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from expbase.checkpoint.rank_comparison import Difference
 from expbase.doctor.before_training import (
     likely_mistakes,
     methods_nobody_calls,
@@ -21,6 +22,7 @@ from expbase.doctor.before_training import (
 from expbase.doctor.error_notes import add_notes
 from expbase.doctor.first_updates import FirstUpdates
 from expbase.doctor.outside import Audit
+from expbase.doctor.ranks import advice
 from expbase.engine.internals import Internals
 
 
@@ -38,7 +40,12 @@ def visit(experiment: Any, internals: Internals) -> None:
         for text in (*names, *mistakes):
             warn(text)
 
+    def say_why(difference: Difference) -> None:
+        for text in advice(difference):
+            warn(text)
+
     internals.listen("ready", look_before_training)
+    internals.listen("ranks_differ", say_why)
     internals.explain(functools.partial(add_notes, experiment, internals))
     FirstUpdates(experiment, internals, warn)
     Audit(experiment, internals)

@@ -168,6 +168,7 @@ class Run:
             code=sources.Code.of(type(self.experiment)),
             facts=lambda: {"config": flat(start.config), "versions": provenance.versions()},
             refuse=refuse_different if self.division.ranks_repeat else None,
+            on_difference=functools.partial(self.events.fire, "ranks_differ"),
         )
 
     def _contents(self, *, saving: bool = False) -> dict[str, Part]:

@@ -11,6 +11,7 @@ too, that are no events:
     begin           training begins, after on_train_begin; in a loop without run(), too
     micro_batches   a loop over the batches of one update begins
     capture         the state was copied for a checkpoint; its walk is at hand
+    ranks_differ    at a save what they should have alike is not; with what they have exchanged
 """
 
 from __future__ import annotations

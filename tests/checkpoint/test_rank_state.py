@@ -200,6 +200,17 @@ def numbers(tensors: Any) -> dict[str, list[float]]:
             2,
             {"model: 1._mean": [2]},
         ),
+        # So does what is trained, which expbase 1.0 has written for each rank.
+        (
+            objects_of(sharded=False),
+            {
+                "model": {"weight": 1.0},
+                "optimizer": {WEIGHT: 3.0},
+                "@local_1": {"model/weight": 2.0, f"optimizer/{WEIGHT}": 4.0},
+            },
+            2,
+            {"model: weight": [2], f"optimizer: {WEIGHT}": [4]},
+        ),
         (
             objects_of(),
             {"model": {"1._mean": 1.0}, "@local_1": {"model/1._mean": 2.0}},

@@ -1,15 +1,19 @@
 """An experiment whose ranks may part, in the ways that people write; for parting.py and the tests.
 
 `data.way` says how; from update 10 on, or where a rank's own numbers differ from the others'. With
-PARTED_KILLED_AT each rank kills itself at the beginning of that update.
+PARTED_KILLED_AT each rank kills itself at the beginning of that update. What a start begins with
+is in began_RANK.json, by checksums.
 
     python tests/proofs/parted.py --nprocs 2 --output runs/parted data.way="raw loss"
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import zlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +23,7 @@ from paddle.io import DataLoader, TensorDataset
 from paddle.optimizer import lr
 
 from expbase import Config, ExperimentBase, main
+from expbase.base.arrays import parse
 
 CHANGE = 10  # the update at which most of the ways begin
 FREEZING = (
@@ -83,6 +88,11 @@ class Parted(ExperimentBase):
         for parameter in parameters[parts]:
             parameter.stop_gradient = frozen
 
+    def on_train_begin(self) -> None:
+        tensors = self.internals.stateful_objects().arrays()
+        text = json.dumps(checksums(tensors))
+        (self.output_dir / f"began_{self.rank}.json").write_text(text)
+
     def train_batch(self) -> None:
         way = self.config.data.way
         if self.iteration == int(os.environ.get("PARTED_KILLED_AT", "0")):
@@ -123,6 +133,24 @@ class Parted(ExperimentBase):
         if self.config.data.way == "plateau":
             self.plateau.step(error)
         return self.average({"error": error}, weight=total)
+
+
+def checksums(tensors: Any) -> dict[str, int]:
+    """Of what all ranks should have alike, by file and key: not of batch norm's statistics."""
+    return {
+        f"{file}/{key}": zlib.crc32(array.data)
+        for file, arrays in sorted(tensors.items())
+        for key, array in sorted(arrays.items())
+        if not key.endswith(("_mean", "_variance")) and not file.startswith("@")
+    }
+
+
+def begins_with(output: Path, checkpoint: Path) -> list[bool]:
+    """Whether each rank has begun its last start with the bits that a checkpoint has of rank 0."""
+    files = checkpoint.glob("*.safetensors")
+    expected = checksums({file.stem: parse(file.read_bytes()) for file in files})
+    began = sorted(output.glob("began_*.json"))
+    return [json.loads(file.read_text()) == expected for file in began]
 
 
 class Whole(paddle.nn.Layer):

@@ -8,7 +8,7 @@ from typing import Any
 import paddle
 
 from expbase.checkpoint.layout import ARRAYS
-from expbase.checkpoint.parting import Name
+from expbase.checkpoint.rank_comparison import Name
 from expbase.checkpoint.rank_state import trained_names
 from expbase.config import ConfigError
 from expbase.ranks import collectives

@@ -1,9 +1,12 @@
-"""Ranks that part: what differs is found at each save, named with its cause, and kept for each."""
+"""Ranks that part: what differs is found at each save, told once, and noted in the checkpoint."""
 
 from __future__ import annotations
 
 import functools
+import json
 import logging
+import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,21 +15,22 @@ import numpy as np
 import paddle
 import pytest
 from test_rank_state import Ranks, array
-from tiny import run_ranks, same_bits
+from tiny import TESTS, run_ranks, same_bits
 
 from expbase.base.arrays import Array, parse
-from expbase.checkpoint import parting, rank_state
+from expbase.checkpoint import rank_state
+from expbase.checkpoint.layout import STATE_FILE
+from expbase.checkpoint.rank_comparison import Difference
 from expbase.state.parts import StatefulObjects, find
 
 LOGGER = logging.getLogger("expbase")
-OWN = "each trains a model of its own"
 WEIGHT = "moment1/model.weight"
 ROWS, WIDTH = 2000, 32
 
 # --- two processes -----------------------------------------------------------------------------
 
 # A way is run whole, and again from a checkpoint in its middle, as after a kill -9. Who has
-# unfrozen something wraps it again, as the error says.
+# unfrozen something wraps it again, as the error says. The log has the doctor's lines, too.
 SCRIPT = """
 import argparse, shutil, sys
 from pathlib import Path
@@ -34,6 +38,15 @@ import paddle.distributed as dist
 from tiny import DEVICE, TESTS
 sys.path.insert(0, str(TESTS / "proofs"))
 from parted import Parted
+from expbase.checkpoint import rank_state
+from expbase.doctor.ranks import advice
+
+Gatherer = rank_state.Gatherer
+
+def gatherer(logger, refuse, on_difference):
+    return Gatherer(logger, refuse, lambda found: [logger.warning(s) for s in advice(found)])
+
+rank_state.Gatherer = gatherer
 
 class Advised(Parted):
     def train_batch(self):
@@ -99,15 +112,37 @@ def told(output: Path) -> list[str]:
 Launched = Callable[[str], Path]
 
 
-@pytest.mark.parametrize(
-    "way",
-    ways("left out", long=["frozen after", "frozen before", "raw loss", "plateau", "embedding"]),
+ALL_WAYS = ways(
+    "left out", long=["frozen after", "frozen before", "raw loss", "plateau", "embedding"]
 )
-def test_a_run_whose_ranks_part_continues_to_the_same_bits(launched: Launched, way: str) -> None:
-    end = f"checkpoints/step-{LAST[way]:08}"
-    same_bits(launched(way) / "whole" / end, launched(way) / "parts" / end)
-    again = f"from step-{LAST[way] * 3 // 5:08}"
-    assert again in (launched(way) / "parts/worker_0.log").read_text()
+
+
+NOW = "; all have rank 0's now"
+PARTED = {
+    "left out": ("model.parts.0.0.bias", f", and so did 6 more{NOW}"),
+    "raw loss": ("model.parts.0.0.bias", f", and so did 6 more{NOW}"),
+    "embedding": ("model.parts.1.weight", NOW),
+}
+
+
+@pytest.mark.parametrize("way", ALL_WAYS)
+def test_where_ranks_have_parted_a_resumed_run_has_rank_zeros_bits_and_says_so(
+    launched: Launched, way: str
+) -> None:
+    sys.path.insert(0, str(TESTS / "proofs"))
+    from parted import begins_with
+
+    parts, last, name = launched(way) / "parts", LAST[way], f"step-{LAST[way] * 3 // 5:08}"
+    log = (parts / "worker_0.log").read_text()
+    assert f"resumed {name}" in log
+    assert begins_with(parts, parts / "checkpoints" / name) == [True, True]
+    end = f"checkpoints/step-{last:08}"
+    reasons = re.findall(r"not exact: (.*) differed between the ranks(.*)", log)
+    if way in PARTED:
+        assert reasons == [PARTED[way]]
+    else:  # it had not parted yet at that checkpoint, or not at all
+        same_bits(launched(way) / "whole" / end, parts / end)
+        assert reasons == []
 
 
 @pytest.mark.parametrize("way", ways("frozen after", long=["frozen before"]))
@@ -134,27 +169,34 @@ def test_what_is_wrapped_again_is_averaged_also_after_a_resume(
         assert errors[0].read_text() == errors[1].read_text()  # which was copied
 
 
+KEPT = "; rank 0's is saved, so a resumed run has rank 0's on all"
 CAUSES = {
-    "left out": ["the ranks have made unlike numbers of its updates. Whether to step must"],
-    "raw loss": [f"and so do 6 more: {OWN}, although its layer is in data_parallel. The us"],
-    "embedding": [f"model.parts.1.weight differs between the ranks: {OWN}, although"],
+    "left out": ["more" + KEPT, ": the ranks have made unlike numbers of its updates. Whether to"],
+    "raw loss": [
+        "differs between the ranks, and so do 6 more" + KEPT,
+        " and 6 more: each rank trains a model of its own, although its layer is in data_parallel.",
+    ],
+    "embedding": [
+        "model.parts.1.weight differs between the ranks" + KEPT,
+        "model.parts.1.weight: each rank trains a model of its own, although its layer is in",
+    ],
     "plateau": [
-        "optimizer: the learning rate is 0.015 on rank 0 and 0.05 on rank 1. It must come",
-        "and so do 6 more: each trains with a learning rate of its own.",
+        "optimizer: the learning rate is 0.015 on rank 0 and 0.05 on rank 1",
+        "and so do 6 more" + KEPT,
+        "and 6 more: each rank trains with a learning rate of its own, which must come from what",
     ],
 }
 
 
 @pytest.mark.parametrize("way", ways("left out", long=["raw loss", "embedding", "plateau"]))
-def test_what_parts_after_the_first_checkpoint_is_named_once_with_its_cause(
+def test_what_parts_after_the_first_checkpoint_is_told_once_and_its_causes_can_be_known(
     launched: Launched, way: str
 ) -> None:
     whole, parts = (told(launched(way) / run) for run in ("whole", "parts"))
-    for line, cause in zip(whole, CAUSES[way], strict=True):
-        assert cause in line
+    for line, text in zip(whole, CAUSES[way], strict=True):
+        assert text in line
     assert parts[: len(whole)] == whole  # a copy
-    [again] = [line for line in parts[len(whole) :] if "differs between the ranks" in line]
-    assert "From now on it is saved for each rank." in again
+    assert len([line for line in parts[len(whole) :] if KEPT in line]) == 1
 
 
 # --- ranks that are threads --------------------------------------------------------------------
@@ -169,41 +211,59 @@ def objects_of(*, wrapped: bool) -> StatefulObjects:
 
 
 def saves(
-    monkeypatch: pytest.MonkeyPatch, of_rank: Any, found: StatefulObjects, count: int
-) -> list[dict[str, list[str]]]:
-    """What each of some saves keeps for rank 1, by rank 0; `of_rank` makes what a rank has then."""
+    monkeypatch: pytest.MonkeyPatch,
+    of_rank: Any,
+    found: StatefulObjects | list[StatefulObjects],
+    count: int,
+    apart: Sequence[str] = (),
+) -> list[list[str]]:
+    """What each of some saves notes to differ; `of_rank` makes what a rank has then.
+
+    Of no tensor a rank's own is saved, but for those in the files `apart`.
+    """
     monkeypatch.setattr(rank_state, "_CHUNK", 1 << 12)
+    founds = found if isinstance(found, list) else [found, found]
 
     def gathered(rank: int) -> list[list[str]]:
         gatherer = rank_state.Gatherer(LOGGER)
-        states = [gatherer.gather(found, of_rank(rank, number), {}) for number in range(count)]
-        return [sorted(state.tensors.get("@local_1", {})) for state in states]
+        make = functools.partial(of_rank, rank)
+        states = [gatherer.gather(founds[rank], make(number), {}) for number in range(count)]
+        assert all({*state.tensors} <= {"model", "optimizer", *apart} for state in states)
+        return [json.loads(s.files()[STATE_FILE][0]).get("differing", []) for s in states]
 
     return Ranks(monkeypatch, 2).run(gathered)[0]
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What was said, by rank 0 and not by rank 1, too."""
+    """What was said, by each of the ranks."""
     said = [record.getMessage() for record in caplog.records]
-    assert sorted(said[::2]) == sorted(said[1::2]) or len({*said}) * 2 == len(said)
+    assert all(said.count(line) == 2 for line in said)
     return [*dict.fromkeys(said)]
 
 
-def test_what_parts_is_kept_from_then_on_with_its_accumulators(
+def test_what_parts_is_told_once_with_its_accumulators_and_noted_from_then_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def of_rank(rank: int, number: int) -> Any:
-        layer = {"weight": array(rank * (number == 1)), "bias": array(7)}
+        layer = {"weight": array(rank * (number == 1)), "bias": array(7 + rank * (number > 2))}
         moments = {WEIGHT: array(rank * (number == 2)), "moment1/model.bias": array(1)}
         return {"model": layer, "optimizer": moments}
 
     caplog.set_level("WARNING", "expbase")
-    kept = saves(monkeypatch, of_rank, objects_of(wrapped=False), 4)
-    assert kept == [[], ["model/weight"], [f"optimizer/{WEIGHT}"], []]
+    noted = saves(monkeypatch, of_rank, objects_of(wrapped=False), 5)
+    assert noted == [[], ["model.weight"], ["model.weight"], *[["model.bias", "model.weight"]] * 2]
     assert lines(caplog) == [
-        f"model.weight differs between the ranks: {OWN}. Put what you train into "
-        "self.data_parallel and call that in train_batch. From now on it is saved for each rank."
+        f"model.{name} differs between the ranks{KEPT}" for name in ("weight", "bias")
     ]
+
+
+def test_of_what_differs_rank_zeros_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gathered(rank: int) -> Any:
+        tensors = {"model": {"weight": array(rank)}, "optimizer": {WEIGHT: array(5 + rank)}}
+        return rank_state.Gatherer(LOGGER).gather(objects_of(wrapped=True), tensors, {})
+
+    zero, _ = Ranks(monkeypatch, 2).run(gathered)
+    assert zero.tensors == {"model": {"weight": array(0)}, "optimizer": {WEIGHT: array(5)}}
 
 
 def test_when_a_sample_differs_all_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,8 +274,8 @@ def test_when_a_sample_differs_all_is_compared(monkeypatch: pytest.MonkeyPatch) 
             "model": {"weight": Array.of(paddle.to_tensor(table)), "bias": array(rank * number)}
         }
 
-    kept = saves(monkeypatch, of_rank, objects_of(wrapped=True), 2)
-    assert kept == [[], ["model/bias", "model/weight"]]
+    noted = saves(monkeypatch, of_rank, objects_of(wrapped=True), 2)
+    assert noted == [[], ["model.bias", "model.weight"]]
 
 
 def test_the_sample_moves_so_that_a_row_of_an_embedding_is_found(
@@ -226,73 +286,62 @@ def test_the_sample_moves_so_that_a_row_of_an_embedding_is_found(
         table[1234] = rank * (number > 0)  # 32 elements in a row, and one in 250 is looked at
         return {"model": {"weight": Array.of(paddle.to_tensor(table))}}
 
-    kept = saves(monkeypatch, of_rank, objects_of(wrapped=True), 20)
-    assert kept[0] == []
-    assert kept[-1] == ["model/weight"]
+    noted = saves(monkeypatch, of_rank, objects_of(wrapped=True), 20)
+    assert noted[0] == []
+    assert noted[-1] == ["model.weight"]
 
 
-def test_what_is_too_large_is_told_and_not_kept(
+def test_what_one_rank_alone_has_frozen_is_told_on_both_and_nobody_waits(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(parting, "MOST_BYTES", 8)
+    founds = [objects_of(wrapped=True) for _ in range(2)]
+    founds[1].layers["model"].weight.stop_gradient = True
 
     def of_rank(rank: int, number: int) -> Any:
-        large = array(*[rank] * 3) if number else array(0, 0, 0)
-        return {"model": {"weight": large, "bias": array(rank if number > 1 else 0)}}
+        return {"model": {"weight": array(rank), "bias": array(2)}}
 
     caplog.set_level("WARNING", "expbase")
-    kept = saves(monkeypatch, of_rank, objects_of(wrapped=False), 4)
-    assert kept == [[], [], ["model/bias"], ["model/bias"]]
-    first, second = lines(caplog)
-    assert "model.weight differs" in first
-    assert "NOT SAVED for each rank, but as rank 0 has it, so a run that goes on has oth" in first
-    assert "model.bias differs" in second
-    assert "From now on it is saved for each rank." in second
+    assert saves(monkeypatch, of_rank, founds, 3) == [["model.weight"]] * 3
+    assert lines(caplog) == [f"model.weight differs between the ranks{KEPT}"]
 
 
-@pytest.mark.parametrize(
-    ("dtype", "factor", "cause"),
-    [
-        ("float32", 1 + 2e-7, "differs between the ranks: in the last bits alone, as machines ro"),
-        ("float32", 1.001, f"{OWN}, although its layer is in data_parallel."),
-        ("bfloat16", 1.01, "in the last bits alone"),
-        ("int64", 2, OWN),
-    ],
-)
-def test_a_difference_in_the_last_bits_has_another_cause(
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    dtype: str,
-    factor: float,
-    cause: str,
-) -> None:
-    def of_rank(rank: int, number: int) -> Any:
-        values = paddle.linspace(1, 2, 50, "float32") * (factor if rank else 1)
-        return {"model": {"weight": Array.of(values.astype(dtype)).copy()}}
-
-    caplog.set_level("WARNING", "expbase")
-    assert saves(monkeypatch, of_rank, objects_of(wrapped=True), 1) == [["model/weight"]]
-    [line] = lines(caplog)
-    assert cause in line
-
-
-def test_rates_are_compared_at_each_save_and_named_once(
+def test_rates_are_compared_at_each_save_and_told_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     found = objects_of(wrapped=True)
     ranks = Ranks(monkeypatch, 2)
 
-    def gathered(rank: int) -> None:
-        gatherer = rank_state.Gatherer(LOGGER)
-        for rate in (0.1, 0.1, 0.2):
+    def gathered(rank: int) -> list[Difference]:
+        handed: list[Difference] = []
+        gatherer = rank_state.Gatherer(LOGGER, on_difference=handed.append)
+        for rate in (0.1, 0.1, 0.2, 0.3):
             optimizer = paddle.optimizer.SGD(rate * (1 + rank * (rate > 0.1)), parameters=[])
             here = StatefulObjects(found.layers, {"optimizer": optimizer}, parallel=found.parallel)
             gatherer.gather(here, {"model": {"weight": array(1)}}, {})
+        return handed
 
     caplog.set_level("WARNING", "expbase")
-    ranks.run(gathered)
-    [line] = lines(caplog)
-    assert line.startswith("optimizer: the learning rate is 0.2 on rank 0 and 0.4 on rank 1. It m")
+    for handed in ranks.run(gathered):
+        assert [(one.rates, one.owners, one.elements) for one in handed] == [
+            ({"optimizer"}, {}, [])
+        ]
+    assert lines(caplog) == ["optimizer: the learning rate is 0.2 on rank 0 and 0.4 on rank 1"]
+
+
+def test_who_asks_is_handed_on_every_rank_what_all_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    def handed(rank: int) -> list[Difference]:
+        of_this: list[Difference] = []
+        gatherer = rank_state.Gatherer(LOGGER, on_difference=of_this.append)
+        for number in range(3):
+            moments = {WEIGHT: array(1, rank * number)}
+            gatherer.gather(objects_of(wrapped=True), {"optimizer": moments}, {})
+        return of_this
+
+    for [of_rank] in Ranks(monkeypatch, 2).run(handed):
+        name = ("optimizer", WEIGHT)
+        assert of_rank.owners == {name: "model.weight"}
+        assert of_rank.elements == [{name: array(1, 0)}, {name: array(1, 1)}]
+        assert of_rank.rates == set()
 
 
 def test_statistics_that_a_loop_has_unfrozen_are_not_trained(
@@ -307,5 +356,5 @@ def test_statistics_that_a_loop_has_unfrozen_are_not_trained(
         return {"model": {"weight": array(1), "_mean": array(rank)}}
 
     caplog.set_level("WARNING", "expbase")
-    assert saves(monkeypatch, of_rank, found, 2) == [["model/_mean"]] * 2
+    assert saves(monkeypatch, of_rank, found, 2, ["@local_1"]) == [[], []]
     assert caplog.records == []
