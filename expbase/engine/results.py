@@ -2,7 +2,7 @@
 
 results = Results(experiment, start, evaluation=…, …)
 results.validate(iteration)                       # what is due: the user's evaluate()
-results.evaluate(loader, name, now, is_point=…)   # what that calls
+results.evaluate(loader, name, iteration, epoch, is_point=True)   # what that calls
 """
 
 from __future__ import annotations

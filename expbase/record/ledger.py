@@ -4,7 +4,7 @@ Between them stands the checksum of the first batch ("data"). A start without an
 that was killed. The facts are passed in; provenance.py gathers them.
 
     ledger = Ledger()
-    ledger.begin(directory / "ledger.jsonl", provenance.gather(…))
+    ledger.begin(directory / "ledger.jsonl", {"versions": {"paddle": "3.3.1"}})
     ledger.write_start(iteration=400, ranks=2, config=flat(config))
     ledger.write("end", iteration=600, reason="finished", exit_code=0)
 """

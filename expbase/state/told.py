@@ -4,7 +4,7 @@ told = Told(reach, warn, say)
 told.tell("fn", value)              # at a save; `say_all` makes one line of all
 told.tell_order("seen")
 state = told.state_dict()           # with the values of a checkpoint
-lost, further = told.differences()  # at a resume, before the first batch
+lost, further = told.differences([], [])  # at a resume, before the first batch
 """
 
 from __future__ import annotations

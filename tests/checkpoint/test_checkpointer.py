@@ -422,7 +422,7 @@ def test_another_rank_knows_the_newest_checkpoint_by_its_name(tmp_path: Path) ->
             run.start.training,
             run.start.logger,
             contents=dict,
-            inventory=str,
+            told=str,
             on_written=print,
             code=Code.of(Tiny),
             facts=dict,

@@ -38,16 +38,6 @@ import paddle.distributed as dist
 from tiny import DEVICE, TESTS
 sys.path.insert(0, str(TESTS / "proofs"))
 from parted import Parted
-from expbase.checkpoint import rank_state
-from expbase.doctor.ranks import advice
-
-Gatherer = rank_state.Gatherer
-
-def gatherer(logger, refuse, on_difference):
-    return Gatherer(logger, refuse, lambda found: [logger.warning(s) for s in advice(found)])
-
-rank_state.Gatherer = gatherer
-
 class Advised(Parted):
     def train_batch(self):
         try:
