@@ -1,18 +1,21 @@
 """Counts mistakes: each is a small script, run as a user would, and the line that it answers with.
 
 None may end with exit code 0 in silence. Then the six experiments, in short, and odd ones that are
-right: none of them may be warned of anything.
+right: none of them may be warned of anything. With --no_advice each is run a second time, without
+the doctor: its lines are gone, all others, the exit code and the bits are the same.
 
-    python tests/proofs/user_mistakes.py [--only WORDS OF A NAME]
+    python tests/proofs/user_mistakes.py [--only WORDS OF A NAME] [--no_advice]
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 import tempfile
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -783,8 +786,11 @@ def said(text: str) -> list[str]:
     return list(dict.fromkeys(re.sub(r"^\d\d:\d\d:\d\d ", "", line) for line in found))
 
 
-def run(case: Case, folder: Path) -> bool:
-    """Runs one script; tells whether it said what is expected, and prints it."""
+def run(case: Case, folder: Path, of_whom: Counter[str] | None = None) -> bool:
+    """Runs one script; tells whether it said what is expected, and prints it.
+
+    With `of_whom` it is run without the doctor, too, and counted whose line it is.
+    """
     folder.mkdir()
     script = folder / "train.py"
     script.write_text(case.script)
@@ -800,7 +806,30 @@ def run(case: Case, folder: Path) -> bool:
     print(f"{'ok ' if good else 'BAD'} {case.name}: exit {result.returncode}", flush=True)
     for line in matching[:1] or lines or ["(silence)"] * bool(case.line):
         print(f"      {line.strip()}", flush=True)
+    if of_whom is not None:
+        words[words.index("--output") + 1] = str(folder / "alone")
+        alone = run_script(script, *words, "--no_advice")
+        left = said(alone.stdout + alone.stderr)
+        is_left = any(re.search(case.line, line) for line in alone.stderr.splitlines())
+        whose = "nobody's" if not case.line else "the core's" if is_left else "the doctor's"
+        is_same = {*map(place_free, left)} <= {*map(place_free, lines)}
+        is_same &= alone.returncode == result.returncode
+        is_same &= bits(folder / "alone") == bits(folder / "run")
+        of_whom[whose] += 1
+        print(f"      without the doctor: {whose}{'' if is_same else ', and NOT the same'}")
+        good = good and is_same
     return good
+
+
+def place_free(line: str) -> str:
+    """A line without the directory of the run."""
+    return re.sub(r"\S*/(run|alone)\b", "RUN", line)
+
+
+def bits(run_dir: Path) -> object:
+    """The checksums of the files of each checkpoint."""
+    found = sorted(run_dir.glob("checkpoints/*/manifest.json"))
+    return [json.loads(path.read_text())["files"] for path in found]
 
 
 def run_experiment(name: str, folder: Path) -> bool:
@@ -822,11 +851,16 @@ def main() -> None:
     """Runs the proof; the exit code says whether it holds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="what a name contains")
-    only = parser.parse_args().only
+    parser.add_argument("--no_advice", action="store_true", help="each without the doctor, too")
+    given = parser.parse_args()
+    only = given.only
+    of_whom: Counter[str] | None = Counter() if given.no_advice else None
     with tempfile.TemporaryDirectory() as folder:
         cases = [case for case in (*MISTAKES, *RANKS, *OTHERS, *ODD) if only in case.name]
-        held = [run(case, Path(folder) / str(number)) for number, case in enumerate(cases)]
+        held = [run(case, Path(folder) / str(number), of_whom) for number, case in enumerate(cases)]
         held += [run_experiment(name, Path(folder)) for name in EXPERIMENTS if only in name]
+    if of_whom is not None:
+        print(", ".join(f"{count} {whose}" for whose, count in sorted(of_whom.items())))
     print(f"{sum(held)} of {len(held)} hold")
     sys.exit(not held or not all(held))
 
