@@ -53,7 +53,6 @@ from expbase.engine.advice import (
     misnamed_loaders,
 )
 from expbase.engine.evaluation import Evaluation
-from expbase.engine.former_names import overrides_nobody_calls
 from expbase.engine.internals import Internals
 from expbase.engine.life import Life, Step
 from expbase.engine.loop import Loop
@@ -438,8 +437,7 @@ class Run:
             is_divided = start.parallel and self.division.sums_in_backward
             alone = not_synchronized(self.state.found(), found) if is_divided else ()
             mistakes = likely_mistakes(start.training, self.data.adapter.loader)
-            kind = type(experiment)
-            unused = *methods_nobody_calls(kind), *overrides_nobody_calls(kind)
+            unused = methods_nobody_calls(type(experiment))
             for text in (*unused, *mistakes, *alone):
                 start.warn(text)
         self.life = Life.READY

@@ -21,7 +21,6 @@ import paddle
 from expbase.config import Config, ConfigError, fill_in, nearest
 from expbase.defaults import check_training, defaults_of, fill, resolved
 from expbase.engine import due
-from expbase.engine.former_names import FORMER, check_overrides
 from expbase.events import OF_MIXINS, inheriting
 from expbase.front import users_class
 from expbase.help_text import check_system
@@ -218,9 +217,7 @@ _OF_MIXINS = {
 def raise_no_attribute(experiment: object, name: str) -> Any:
     """Raises the AttributeError of an experiment that lacks an attribute, with what to do."""
     owner = type(experiment)
-    if name in FORMER and not hasattr(owner, name):
-        what = FORMER[name]
-    elif name in _OF_MIXINS:
+    if name in _OF_MIXINS:
         mixin = _OF_MIXINS[name].rpartition(".")[2]
         what = f"It is the mixin {mixin}'s: {inheriting(_OF_MIXINS[name], owner.__name__)}"
     elif name.startswith("_ExperimentBase__"):
@@ -293,7 +290,6 @@ def check_class(experiment: type, base: type, training: Any, options: Options) -
         TypeError: The class is to be changed.
         ConfigError: training.monitor is given, and there is no `valid`.
     """
-    check_overrides(experiment)
     required = ["setup_dataloader", "setup_model", "train_batch"]
     if options.evaluate not in (None, False):
         required += ["valid"]
