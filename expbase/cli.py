@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from expbase.base import import_paddle  # noqa: F401  # first: of a process that was spawned, too
-from expbase.base.errors import add_note
+from expbase.base.error_text import sentence
+from expbase.base.errors import add_note, is_on_purpose
 from expbase.base.exit_codes import ExitCode, exit_code_of
-from expbase.base.on_purpose import is_on_purpose, sentence
 from expbase.base.processes import ended_by_sigterm
 from expbase.base.streams import say, show, show_any_character
 from expbase.checkpoint.layout import CheckpointError

@@ -22,6 +22,7 @@ import yaml
 from yacs.config import CfgNode
 
 from expbase.base import yaml_words
+from expbase.base.errors import AttributeMistake, Mistake
 from expbase.base.exit_codes import ExitCode
 from expbase.base.files import DAMAGES, read_bytes
 from expbase.base.yaml_words import BOOLEANS, Word, number_in, values_of
@@ -45,7 +46,7 @@ _OF_MIXINS = {
 _MOST_BYTES = 1 << 20  # of a YAML file
 
 
-class ConfigError(ValueError):
+class ConfigError(Mistake, ValueError):
     """A value that a user wrote into a config, a file or an option cannot be used."""
 
     exit_code = ExitCode.MISTAKE
@@ -89,7 +90,7 @@ class Config(CfgNode):  # type: ignore[misc]  # yacs has no types
         hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names) or 'none'}"
         if name == "training" and not near:
             hint = "begin default_config with `config = super().default_config()`."
-        raise AttributeError(f"config: no key {name!r} here; {hint}")
+        raise AttributeMistake(f"config: no key {name!r} here; {hint}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         _check_types(value, name)

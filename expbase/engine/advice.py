@@ -12,8 +12,8 @@ from typing import Any
 from paddle.io import DataLoader
 
 from expbase.base import namesake
+from expbase.base.error_text import users_line
 from expbase.base.errors import add_note
-from expbase.base.on_purpose import users_line
 from expbase.config import nearest
 from expbase.data.shared_memory import SHARED_MEMORY
 from expbase.events import own_methods

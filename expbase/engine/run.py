@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from expbase.base import rng
+from expbase.base.errors import RuntimeMistake
 from expbase.base.exit_codes import exit_code_of, refuse_early_success
 from expbase.base.json_lines import JsonLines
 from expbase.base.part import Part
@@ -245,7 +246,7 @@ class Run:
     def _in_setup(self) -> Iterator[None]:
         """Surrounds setup with what lasts until the run is closed; closes it after a failure."""
         if self.life is not Life.NEW:
-            raise RuntimeError("setup: called a second time; make a new experiment.")
+            raise RuntimeMistake("setup: called a second time; make a new experiment.")
         self.life = Life.IN_SETUP
         try:
             with lasting():
@@ -520,7 +521,7 @@ class Run:
         """Prepares a loop that begins: perhaps the user's own, without run()."""
         self.life.need_setup("going_on", self.experiment)
         if self.start.read_only:
-            raise RuntimeError("going_on: --evaluate or --export only look; expected exp.run().")
+            raise RuntimeMistake("going_on: --evaluate or --export only look; expected exp.run().")
         self._restore_and_note_start()
 
     def _restore_and_note_start(self) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from expbase.base.errors import TypeMistake
 from expbase.base.files import regular, write_single_file
 from expbase.checkpoint import layout
 from expbase.config import ConfigError, differences, dump_yaml, load_yaml
@@ -246,7 +247,7 @@ class RunDirectory:
     def dump(self, config: Mapping[str, Any]) -> None:
         """Writes config.yaml until the run has begun; later starts leave it as it is."""
         if self._locked is None:
-            raise TypeError("setup_output_dir: locked no directory; expected super's call in it.")
+            raise TypeMistake("setup_output_dir: locked no directory; expected super's call in it.")
         if not self.is_begun():
             write_single_file(self._config, [dump_yaml(config).encode()])
 

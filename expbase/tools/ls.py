@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from expbase.base.errors import ValueMistake
 from expbase.base.json_lines import json_value
 from expbase.base.streams import shown
 from expbase.config import nearest
@@ -155,7 +156,7 @@ def _check_columns(option: str, names: Sequence[str], runs: Sequence[Run]) -> No
         if name not in known:
             near = [f"Did you mean {one!r}?" for one in nearest(name, sorted(known), 0.5)]
             [hint] = near or [f"Expected {', '.join(_COLUMNS)}, a metric or a config value."]
-            raise ValueError(f"{option}: unknown column {name!r}. {hint}")
+            raise ValueMistake(f"{option}: unknown column {name!r}. {hint}")
 
 
 def _values(run: Run) -> dict[str, Any]:
