@@ -11,10 +11,10 @@ from expbase._version import __version__ as __version__
 
 _FILES = {
     "Config": "config",
-    "ConfigError": "config",
+    "ConfigError": "base.errors",
     "ExperimentBase": "experiment",
     "default_argument_parser": "cli",
-    "get_default_training_config": "defaults",
+    "get_default_training_config": "config",
     "main": "cli",
     "on": "events",
     "rank_zero_only": "ranks.collectives",

@@ -26,7 +26,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # are what every folder knows.
 FLOORS = ("tools", "extras", "root", "engine", "checkpoint", "record", "data", "state", "ranks")
 FLOORS += ("leaves", "base")
-LEAVES = {"help_text", "config", "defaults", "events", "front", "_version"}
+LEAVES = {"help_text", "config", "events", "front", "training", "_version"}
 
 RUN = "_ExperimentBase__run"
 

@@ -17,6 +17,12 @@ class AttributeMistake(Mistake, AttributeError):
     """An AttributeError with what to do."""
 
 
+class ConfigError(Mistake, ValueError):
+    """A value that a user wrote into a config, a file or an option cannot be used."""
+
+    exit_code = 78  # ExitCode.MISTAKE, also if another error is the cause; that file imports this
+
+
 class KeyMistake(Mistake, KeyError):
     """A KeyError with what to do."""
 

@@ -12,9 +12,9 @@ from typing import Any
 from paddle.io import DataLoader
 
 from expbase.base import namesake
+from expbase.base.did_you_mean import nearest
 from expbase.base.error_text import users_line
 from expbase.base.errors import add_note
-from expbase.config import nearest
 from expbase.data.shared_memory import SHARED_MEMORY
 from expbase.events import own_methods
 from expbase.ranks import collectives

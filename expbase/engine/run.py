@@ -44,7 +44,6 @@ from expbase.data.loaders import (
 from expbase.data.position import DataPosition
 from expbase.data.shared_memory import remove_left_files
 from expbase.data.workers import ReaderThreads, workers_end_with_this
-from expbase.defaults import check_training, resolved
 from expbase.engine.advice import (
     explain_memory,
     explain_schedule,
@@ -76,6 +75,7 @@ from expbase.record.visualizer import check_visualizer
 from expbase.state.attributes import UserState
 from expbase.state.checks import check_state, not_synchronized
 from expbase.state.parts import named_parameters
+from expbase.training import check_training, resolved
 
 _SAVE_SECONDS = 60.0  # for the last checkpoint of a process that is ended
 

@@ -23,8 +23,13 @@ from typing import Any
 from expbase.base.errors import TypeMistake
 from expbase.base.files import regular, write_single_file
 from expbase.checkpoint import layout
-from expbase.config import ConfigError, differences, dump_yaml, load_yaml
-from expbase.defaults import get_default_training_config
+from expbase.config import (
+    ConfigError,
+    differences,
+    dump_yaml,
+    get_default_training_config,
+    load_yaml,
+)
 from expbase.record.ledger import LEDGER
 from expbase.record.metrics import METRICS
 

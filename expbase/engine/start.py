@@ -18,15 +18,16 @@ from typing import Any
 
 import paddle
 
+from expbase.base.did_you_mean import did_you_mean
 from expbase.base.errors import AttributeMistake, TypeMistake
-from expbase.config import Config, ConfigError, fill_in, nearest
-from expbase.defaults import check_training, defaults_of, fill, resolved
+from expbase.config import Config, ConfigError, defaults_of, fill, fill_in
 from expbase.engine import due
 from expbase.events import OF_MIXINS, inheriting
 from expbase.front import users_class
 from expbase.help_text import check_system
 from expbase.ranks import collectives
 from expbase.record import logs
+from expbase.training import check_training, resolved
 
 _NOT_WHEN_LOOKING = ("fresh", "force", "checkpoint_path", "init_model_path", "smoke", "restarts")
 
@@ -269,8 +270,11 @@ def missing(experiment: type, base: type, methods: Sequence[str]) -> list[str]:
 def _meant(experiment: type, base: type, methods: Sequence[str]) -> str:
     """Returns the end of a message about methods that are missing: names that may mean them."""
     others = [name for name in dir(experiment) if not hasattr(base, name)]
-    near = [(other, name) for name in methods for other in nearest(name, others, 0.6)]
-    return "".join(f" By {other}, did you mean {name}?" for other, name in near)
+    hints = [
+        did_you_mean(name, others, 0.6, otherwise="", shown=f"{name} by {{}}".format)
+        for name in methods
+    ]
+    return "".join(hints)
 
 
 def check_valid_loader(loader: Any, start: Start) -> None:
