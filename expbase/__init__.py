@@ -11,10 +11,10 @@ from expbase._version import __version__ as __version__
 
 _FILES = {
     "Config": "config",
-    "ConfigError": "config",
+    "ConfigError": "base.errors",
     "ExperimentBase": "experiment",
     "default_argument_parser": "cli",
-    "get_default_training_config": "defaults",
+    "get_default_training_config": "config",
     "main": "cli",
     "on": "events",
     "rank_zero_only": "ranks.collectives",
@@ -24,7 +24,9 @@ __all__ = [*_FILES]
 
 def __getattr__(name: str) -> Any:
     if name not in _FILES:
-        raise AttributeError(f"module 'expbase' has no attribute {name!r}")
+        from expbase.base.errors import AttributeMistake  # here: a name that is there needs none
+
+        raise AttributeMistake(f"module 'expbase' has no attribute {name!r}")
     # First, so that its absence has a plain answer.
     importlib.import_module("expbase.base.import_paddle")
     value = getattr(importlib.import_module(f"expbase.{_FILES[name]}"), name)

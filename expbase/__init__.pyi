@@ -1,9 +1,9 @@
 from expbase._version import __version__ as __version__
+from expbase.base.errors import ConfigError as ConfigError
 from expbase.cli import default_argument_parser as default_argument_parser
 from expbase.cli import main as main
 from expbase.config import Config as Config
-from expbase.config import ConfigError as ConfigError
-from expbase.defaults import get_default_training_config as get_default_training_config
+from expbase.config import get_default_training_config as get_default_training_config
 from expbase.events import on as on
 from expbase.experiment import ExperimentBase as ExperimentBase
 from expbase.ranks.collectives import rank_zero_only as rank_zero_only

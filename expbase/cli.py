@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from expbase.base import import_paddle  # noqa: F401  # first: of a process that was spawned, too
-from expbase.base.errors import add_note
+from expbase.base.did_you_mean import did_you_mean
+from expbase.base.error_text import sentence
+from expbase.base.errors import add_note, is_on_purpose
 from expbase.base.exit_codes import ExitCode, exit_code_of
-from expbase.base.on_purpose import is_on_purpose, sentence
 from expbase.base.processes import ended_by_sigterm
 from expbase.base.streams import say, show, show_any_character
 from expbase.checkpoint.layout import CheckpointError
 from expbase.checkpoint.model_files import WeightsError
-from expbase.config import Config, ConfigError, dump_yaml, flatten, nearest
-from expbase.defaults import check_training, defaults_of, resolved
+from expbase.config import Config, ConfigError, defaults_of, dump_yaml, flatten
 from expbase.engine.run_dir import CONFIG
 from expbase.engine.start import Options, check_platform, output_of
 from expbase.experiment import E, ExperimentBase
@@ -31,6 +31,7 @@ from expbase.front import in_front, put_in_front, set_in_front
 from expbase.help_text import Paragraphs
 from expbase.ranks import collectives
 from expbase.smoke import Smoke
+from expbase.training import check_training, resolved
 
 _OPTIONS = {
     "--data": ("PATH", "the data, for the experiment's own use (self.args.data)"),
@@ -216,9 +217,10 @@ def _parse(
         for end in "\n", ".", "_":  # `--training.max_epoch`, `--max_epoch`, `--epoch`
             for key in flatten(defaults_of(experiment)):
                 meant.setdefault(key.rpartition(end)[2], f"{key}={value}")
-        near = [f"Did you mean {meant[one]}?" for one in nearest(name, meant, 0.6)]
-        [hint] = near or ["--help names all there are."]
-        raise ConfigError(f"unrecognized arguments: {' '.join(unknown)}. {hint}")
+        hint = did_you_mean(
+            name, meant, 0.6, otherwise=" --help names all there are.", shown=meant.__getitem__
+        )
+        raise ConfigError(f"unrecognized arguments: {' '.join(unknown)}.{hint}")
     return args
 
 

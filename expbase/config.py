@@ -12,8 +12,9 @@ ten), and where a text is expected what was written is the text, in lists, too.
 from __future__ import annotations
 
 import ast
+import inspect
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -22,16 +23,20 @@ import yaml
 from yacs.config import CfgNode
 
 from expbase.base import yaml_words
-from expbase.base.exit_codes import ExitCode
+from expbase.base.did_you_mean import did_you_mean
+from expbase.base.errors import AttributeMistake
+from expbase.base.errors import ConfigError as ConfigError
 from expbase.base.files import DAMAGES, read_bytes
 from expbase.base.yaml_words import BOOLEANS, Word, number_in, values_of
+from expbase.training import (
+    BY_DEFAULT,
+    EXAMPLES,
+    TRAINING,
+    TrainingKeys,
+    check_keys,
+    refuse_gone,
+)
 
-# Keys that are gone, or another library's, and what to do instead.
-_GONE = {
-    "training.num_eval_sanity_batch": "--smoke tries a whole run, valid() included.",
-    "training.sanity_batches": "--smoke tries a whole run, valid() included.",
-    "training.overfit_batches": "Set self.train_loader to a list of the few batches.",
-}
 # Sections that a mixin adds: who has forgotten the mixin is told.
 _OF_MIXINS = {
     section: f" The mixin {mixin} has it: `from expbase.extras.mixins import {mixin}`, and name it "
@@ -43,12 +48,6 @@ _OF_MIXINS = {
     )
 }
 _MOST_BYTES = 1 << 20  # of a YAML file
-
-
-class ConfigError(ValueError):
-    """A value that a user wrote into a config, a file or an option cannot be used."""
-
-    exit_code = ExitCode.MISTAKE
 
 
 class Config(CfgNode):  # type: ignore[misc]  # yacs has no types
@@ -85,11 +84,12 @@ class Config(CfgNode):  # type: ignore[misc]  # yacs has no types
         if name.startswith("__"):  # Python asks for many
             raise AttributeError(name)
         names = [*map(str, self)]
-        near = nearest(name, names, 0.6)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names) or 'none'}"
-        if name == "training" and not near:
-            hint = "begin default_config with `config = super().default_config()`."
-        raise AttributeError(f"config: no key {name!r} here; {hint}")
+        hint = f" There are: {', '.join(names) or 'none'}."
+        if name == "training":
+            hint = " Begin default_config with `config = super().default_config()`."
+        raise AttributeMistake(
+            f"config: no key {name!r} here.{did_you_mean(name, names, 0.6, otherwise=hint)}"
+        )
 
     def __setattr__(self, name: str, value: Any) -> None:
         _check_types(value, name)
@@ -145,76 +145,8 @@ class Config(CfgNode):  # type: ignore[misc]  # yacs has no types
         self.update(_merged(self, other, source))
 
 
-# What follows from other keys; setup puts a number in its place: defaults.resolved.
-BY_DEFAULT: Any = None
-
-
-class TrainingConfig(Config):
-    """The keys of the section `training`: types, defaults, units. Keys of your own may be added."""
-
-    # When to end.
-    max_iteration: int = 0
-    """Iterations until the end; 0: no limit, but 10000 if max_epoch is 0, too."""
-    max_epoch: int = 0
-    """Epochs until the end; 0: no limit. Training ends at whichever limit comes first."""
-    # How often something happens.
-    valid_interval: int = BY_DEFAULT
-    """Iterations from one validation to the next; 0: never by iterations. By default 1000; 0 if
-    valid_every_epoch is given, or if max_epoch alone ends the run: then it is once per epoch."""
-    save_interval: int = BY_DEFAULT
-    """Iterations from one checkpoint to the next; 0: never by iterations. By default 1000; 0 if
-    save_every_epoch is given, or if max_epoch alone ends the run: then it is once per epoch."""
-    log_interval: int = 10
-    """Iterations from one line of the log to the next; 0: never."""
-    valid_every_epoch: int = 0
-    """Epochs from one validation to the next; 0: never by epochs."""
-    save_every_epoch: int = 0
-    """Epochs from one checkpoint to the next; 0: never by epochs."""
-    save_seconds: int = 0
-    """Seconds from one checkpoint to the next, whatever the iteration is; 0: never by the clock."""
-    accumulation_steps: int = 1
-    """Batches of an update on each rank."""
-    shares: int = 0
-    """Batches of an update on all ranks, however many: a power of two; 0: accumulation_steps of
-    each rank."""
-    skip_updates: list[int] = []  # noqa: RUF012  # each section gets a copy
-    """Updates whose batches are left out: their numbers in a run that leaves none out."""
-    # Repeatability.
-    seed: int = 0
-    """Of all random numbers."""
-    deterministic: bool = False
-    """Whether the device uses repeatable kernels only."""
-    # Which checkpoints are kept.
-    keep_last: int = 3
-    """How many of the newest checkpoints are kept; 0: all."""
-    keep_every: int = 0
-    """Iterations; a checkpoint whose iteration is a multiple of it is kept, too; 0: none."""
-    keep_best: int = 1
-    """How many of the best checkpoints by `monitor` are kept, too; 0: none."""
-    monitor: str = ""
-    """The metric of valid() that says which checkpoint is best, "accuracy" say; "": none."""
-    monitor_mode: str = "max"
-    """Whether more of `monitor` is better ("max") or less ("min")."""
-    # Limits.
-    time_limit_seconds: int = 0
-    """Seconds after which a start saves and stops; 0: none."""
-    hang_seconds: int = 600
-    """Seconds without progress until the stacks of all threads are logged; 0: never."""
-    hang_action: str = "report"
-    """What a rank does then: "report", or "end", as by a failure."""
-    # Checks.
-    nonfinite: str = "error"
-    """What a logged training scalar that is not finite does: "error", "warn" or "ignore"."""
-
-
-TRAINING = {key: vars(TrainingConfig)[key] for key in TrainingConfig.__annotations__}
-for _key in TRAINING:  # as attributes of the class they would hide the items of a section
-    delattr(TrainingConfig, _key)
-# What a value is like that is given for one of those whose default does not show it.
-_EXAMPLES: dict[str, Any] = {
-    **{f"training.{key}": 1000 for key, value in TRAINING.items() if value is BY_DEFAULT},
-    "training.skip_updates": [4017],
-}
+class TrainingConfig(TrainingKeys, Config):
+    """The section `training`. Keys of your own may be added."""
 
 
 def _check_key(key: str, *value: Any) -> None:
@@ -343,7 +275,7 @@ def coerced(value: Any, default: Any, key: str, source: str) -> Any:
     """Returns the value as the default's type, if a person would read it so."""
     is_given = default is BY_DEFAULT and values_of(value) not in (BY_DEFAULT, "None")
     if is_given or default == []:
-        default = _EXAMPLES.get(key, default)
+        default = EXAMPLES.get(key, default)
     try:
         converted = _converted(value, [default])
         _check_types(converted)
@@ -432,12 +364,6 @@ def _number(value: Any) -> Any:
     return number_in(_text(value)) if isinstance(value, (str, Word)) else value
 
 
-def refuse_gone(key: str) -> None:
-    """Raises a ConfigError for a key that is gone, which says what to do instead."""
-    if key in _GONE:
-        raise ConfigError(f"{key}: this key is gone. {_GONE[key]}")
-
-
 def _merged(config: Config, changes: Mapping[str, Any], source: str) -> Config:
     """Returns a changed copy. In the changes `optim: {lr: 1}` and `optim.lr: 1` are the same."""
     merged: Config = config.clone()
@@ -480,22 +406,6 @@ def _takes(node: Any, name: str) -> bool:
     return name in node or bool(node.is_new_allowed())
 
 
-def did_you_mean(name: str, known: Iterable[Any]) -> str:
-    """Returns the end of a message about an unknown name: the nearest known one, or all of them."""
-    texts = [*map(str, known)]
-    # The last part alone finds a key that was written without its section or under a wrong one.
-    near = [text for text in texts if text.split(".")[-1] == name.split(".")[-1]]
-    near = near or nearest(name, texts, 0.5)
-    return f" Did you mean {near[0]!r}?" if near else f" Expected one of {', '.join(texts)}."
-
-
-def nearest(name: str, known: Iterable[str], likeness: float) -> list[str]:
-    """Returns the known name that is most like another one, if one is so much like it, 0 to 1."""
-    import difflib  # here: only a mistake needs it
-
-    return difflib.get_close_matches(name, known, 1, likeness)
-
-
 def _parsed(text: str, source: str) -> Any:
     try:
         loaded = yaml_words.parse(text)
@@ -506,3 +416,46 @@ def _parsed(text: str, source: str) -> Any:
         wide = re.search(r"(?m)^\s*([\w.]+)：", text)
         hint = f"\nExpected `{wide[1]}: `, with a colon of ASCII and a space." if wide else ""
         raise ConfigError(f"{source}: not YAML: {error}{hint}") from error
+
+
+def get_default_training_config() -> TrainingConfig:
+    """Makes the `training` section that every experiment has.
+
+    Returns:
+        Its keys with their defaults.
+    """
+    return TrainingConfig(TRAINING)
+
+
+def fill(config: Mapping[str, Any]) -> Config:
+    """Returns a copy of an experiment's config with the training keys that it leaves out.
+
+    Raises:
+        ConfigError: One of its three required keys is missing (max_epoch alone is enough), a key is
+            misspelt, or a value has a wrong type.
+    """
+    given = (config or {}).get("training") or {}
+    check_keys(given)
+    training: dict[str, Any] = {**TRAINING}
+    for key, value in given.items():
+        training[key] = coerced(value, training.get(key), f"training.{key}", "config")
+    return Config({**config, "training": training})
+
+
+def defaults_of(experiment: Any) -> Config:
+    """Returns the completed config that an experiment class has by default.
+
+    Raises:
+        ConfigError: Its `default_config` cannot be called on the class, or `fill` raises it.
+    """
+    for base in experiment.__mro__:  # a mixin's, too
+        found = vars(base).get("default_config")
+        try:
+            if not isinstance(found, (classmethod, staticmethod, type(None))):
+                inspect.signature(found).bind()
+        except TypeError:
+            raise ConfigError(
+                f"{base.__name__}.default_config: cannot be called on the class, before there is "
+                "an experiment; expected @classmethod above `def default_config(cls):`."
+            ) from None
+    return fill(experiment.default_config())

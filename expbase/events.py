@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from expbase.base.any_object import definer, module_of
-from expbase.config import did_you_mean, nearest
+from expbase.base.did_you_mean import did_you_mean, nearest
+from expbase.base.errors import TypeMistake, ValueMistake
 from expbase.front import is_trial
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -273,13 +274,13 @@ def on(
 
 def _check_on(event: str, conditions: Mapping[str, Any]) -> None:
     if event not in (*EVENTS, *OF_MIXINS):
-        raise ValueError(f"@on: {event!r} is no event.{_did_you_mean(event)}")
+        raise ValueMistake(f"@on: {event!r} is no event.{_did_you_mean(event)}")
     given = {name: value for name, value in conditions.items() if value is not None}
     if len(given) > 1:
-        raise ValueError(f"@on({event!r}): {' and '.join(given)} given; expected one of them.")
+        raise ValueMistake(f"@on({event!r}): {' and '.join(given)} given; expected one of them.")
     for name, value in given.items():
         if name != "filter_fn" and (type(value) is not int or value < 1):
-            raise ValueError(
+            raise ValueMistake(
                 f"@on({event!r}): {name}={value!r} given; expected a whole number from 1 on."
             )
 
@@ -361,7 +362,7 @@ def listeners_of(cls: type) -> dict[str, tuple[Filter, ...]]:
     for name, specs in listeners.items():
         for spec in specs:
             if spec.event not in declared:
-                raise TypeError(
+                raise TypeMistake(
                     f"{definer(cls, name).__name__}.{name}: {cls.__name__} has no event "
                     f"{spec.event!r}. {comes_with(spec.event, cls.__name__)}"
                 )
@@ -380,11 +381,11 @@ def _check_overrides(cls: type, listeners: Mapping[str, Any]) -> None:
             _check_takes(cls, name, name, declared)
             continue
         if name in OF_MIXINS:
-            raise TypeError(
+            raise TypeMistake(
                 f"{owner.__name__}.{name}: nothing would call it, since {cls.__name__} lacks its "
                 f"mixin. {comes_with(name, cls.__name__)}"
             )
-        raise TypeError(
+        raise TypeMistake(
             f"{owner.__name__}.{name}: is no event, so nothing would call it.{_did_you_mean(name)} "
             "Mark a listener with @on; give another method a name that does not begin with on_."
         )
@@ -404,7 +405,7 @@ def _check_takes(cls: type, name: str, event: str, declared: Mapping[str, Any]) 
                 f"on_batch_read(batch, indices). {comes_with('on_batch_read', cls.__name__)} Or "
                 "override read_batch, which returns the batch."
             )
-        raise TypeError(f"{definer(cls, name).__name__}.{name}: {text}") from None
+        raise TypeMistake(f"{definer(cls, name).__name__}.{name}: {text}") from None
 
 
 def _check_siblings(cls: type, names: Iterable[str]) -> None:
@@ -424,7 +425,7 @@ def _check_siblings(cls: type, names: Iterable[str]) -> None:
             after = [other for other in after if vars(other)[name] is not declared.get(name)]
             lost = [other for other in after if not issubclass(owner, other)]
             if lost:
-                raise TypeError(
+                raise TypeMistake(
                     f"{cls.__name__}: {lost[0].__name__}.{name} would never be called, because "
                     f"{owner.__name__}.{name} comes before it and does not call super().{name}(); "
                     f"expected it to, or a {name} of {cls.__name__} that calls both."

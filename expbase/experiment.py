@@ -19,8 +19,7 @@ from paddle.io import DataLoader
 
 from expbase.checkpoint import layout, model_files
 from expbase.checkpoint.model_files import Rename
-from expbase.config import Config
-from expbase.defaults import get_default_training_config
+from expbase.config import Config, get_default_training_config
 from expbase.engine import resume
 from expbase.engine.evaluation import named_scalars
 from expbase.engine.internals import Internals
@@ -294,7 +293,7 @@ class ExperimentBase(Events):
                 return config
 
         Returns:
-            The section `training` with the keys of defaults.py; with yours, the whole config.
+            The section `training` with the keys of training.py; with yours, the whole config.
         """
         return Config({"training": get_default_training_config()})
 

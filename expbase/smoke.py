@@ -14,8 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from expbase.base.streams import show
-from expbase.config import ConfigError
-from expbase.defaults import fill
+from expbase.config import ConfigError, fill
 from expbase.events import on
 from expbase.experiment import ExperimentBase
 from expbase.front import users_class

@@ -23,9 +23,9 @@ from expbase import Config, ConfigError, ExperimentBase, default_argument_parser
 from expbase.checkpoint.layout import CheckpointError
 from expbase.cli import load_config, report_user_errors
 from expbase.config import fill_in, load_yaml
-from expbase.defaults import resolved
 from expbase.front import put_in_front
 from expbase.ranks import collectives, launch
+from expbase.training import resolved
 
 
 class Demo(ExperimentBase):
@@ -138,7 +138,7 @@ def test_options_reach_the_training_keys_that_the_defaults_leave_out(
         (["--config", "no.yaml"], "no.yaml: cannot be read"),
         (
             ["--output", "runs/{optim.rl}"],
-            "--output: 'runs/{optim.rl}' names no config value: no key 'rl' here; there are: lr",
+            "--output: 'runs/{optim.rl}' names no config value: no key 'rl' here. There are: lr",
         ),
     ],
 )
@@ -249,7 +249,7 @@ def test_config_values_fill_the_output_path() -> None:
         with pytest.raises(ConfigError, match="names no config value") as caught:
             fill_in(f"runs/{unknown}", config)
         assert unknown in str(caught.value)
-        assert re.search(r"optim\.lr|there are: lr, momentum, name$", str(caught.value))
+        assert re.search(r"optim\.lr|There are: lr, momentum, name\.$", str(caught.value))
 
 
 def test_a_users_parser_may_have_options_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:

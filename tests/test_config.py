@@ -17,8 +17,8 @@ from tiny import Tiny, trained
 
 from expbase import Config, ConfigError, default_argument_parser, get_default_training_config
 from expbase.cli import load_config
-from expbase.config import TrainingConfig, differences, dump_yaml, flatten, load_yaml
-from expbase.defaults import check_training, fill, resolved
+from expbase.config import differences, dump_yaml, fill, flatten, load_yaml
+from expbase.training import TrainingKeys, check_training, resolved
 
 DEFAULTS = {
     "max_iteration": 0, "max_epoch": 0,
@@ -447,13 +447,13 @@ def test_a_limit_of_epochs_is_enough() -> None:
 
 
 def test_the_types_of_the_keys_are_those_of_their_defaults() -> None:
-    types = get_type_hints(TrainingConfig)
-    assert {*DEFAULTS} == {*types} - {"training"}  # which every Config may have
+    types = get_type_hints(TrainingKeys)
+    assert {*DEFAULTS} == {*types}
     assert get_default_training_config() == DEFAULTS
     for key, default in get_default_training_config().items():
         kind = get_origin(types[key]) or types[key]
         assert kind is (int if default is None else type(default)), key
-        assert not hasattr(TrainingConfig, key)  # it would hide the item
+        assert not hasattr(TrainingKeys, key)  # it would hide the item
 
 
 def test_differences_name_full_keys_with_both_values() -> None:
@@ -555,9 +555,9 @@ def test_values_within_the_config_may_be_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("modle", r"did you mean 'model'\?$"),
-        ("zzz", "there are: model, optim$"),
-        ("training", r"begin default_config with `config = super\(\)\.default_config\(\)`"),
+        ("modle", r"Did you mean 'model'\?$"),
+        ("zzz", r"There are: model, optim\.$"),
+        ("training", r"Begin default_config with `config = super\(\)\.default_config\(\)`"),
     ],
 )
 def test_a_key_that_code_mistypes_is_answered_with_the_one_that_is_like_it(
@@ -566,7 +566,7 @@ def test_a_key_that_code_mistypes_is_answered_with_the_one_that_is_like_it(
     config = Config({"model": {0: 1}, "optim": {}})
     assert not hasattr(config.model, name)  # whose keys are no names
     assert not hasattr(config.optim, name)
-    with pytest.raises(AttributeError, match=f"no key '{name}' here; {hint}"):
+    with pytest.raises(AttributeError, match=f"no key '{name}' here\\. {hint}"):
         getattr(config, name)
     assert not hasattr(config, name)
     assert copy.deepcopy(config) == pickle.loads(pickle.dumps(config)) == config

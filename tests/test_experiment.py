@@ -55,7 +55,7 @@ def test_a_mistyped_method_is_named_beside_the_missing_one(tmp_path: Path) -> No
 
         def valid(self) -> None: ...
 
-    hint = "By setup_dataloaders, did you mean setup_dataloader? By train_step, did you mean train_"
+    hint = "Did you mean setup_dataloader by setup_dataloaders? Did you mean train_"
     with pytest.raises(TypeError, match=re.escape(hint)):
         make(Mistyped, tmp_path)
 
@@ -474,7 +474,7 @@ def test_data_to_validate_with_needs_a_method_that_does_it(tmp_path: Path) -> No
     text = (
         "Without: self.valid_loader is set, and valid not defined; expected `def valid(self):` "
         "with `for batch in self.valid_batches(): self.log(…)`, or no self.valid_loader, or "
-        "training.valid_interval=0. By validate, did you mean valid?"
+        "training.valid_interval=0. Did you mean valid by validate?"
     )
     with pytest.raises(TypeError, match=re.escape(text)):
         make(Without, tmp_path / "run").setup()

@@ -14,6 +14,8 @@ from pathlib import Path
 from tiny import Tiny, make, trained
 
 from expbase import ExperimentBase
+from expbase.base.errors import Mistake
+from expbase.checkpoint import pdparams  # noqa: F401  # its own error, too
 from expbase.engine.life import Step
 from expbase.events import Events
 
@@ -24,7 +26,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # are what every folder knows.
 FLOORS = ("tools", "extras", "root", "doctor", "engine", "checkpoint", "record", "data", "state")
 FLOORS += ("ranks", "leaves", "base")
-LEAVES = {"help_text", "config", "defaults", "events", "front", "_version"}
+LEAVES = {"help_text", "config", "events", "front", "training", "_version"}
 
 RUN = "_ExperimentBase__run"
 
@@ -249,6 +251,35 @@ def test_gradients_are_set_in_one_place() -> None:
 
 def test_a_failure_leaves_by_one_road() -> None:
     assert calls(r".*\bnote_failure|.*\breport\.failure") == {"engine.run"}
+
+
+# Raised for a caller that catches it: of ours, of Python's, or argparse.
+CAUGHT = {
+    *("base.arrays: ValueError", "checkpoint.pdparams: ValueError"),
+    *("checkpoint.model_files: ValueError", "checkpoint.unpickler: _Refused"),
+    *("base.json_values: LookupError", "base.yaml_words: yaml.constructor.ConstructorError"),
+    *("base.streams: AttributeError", "config: AttributeError", "cli: argparse.ArgumentTypeError"),
+}
+# The end of a process, and of an import without paddle.
+ENDS = {"cli: MistakeExit", "tools.process: SystemExit", "base.import_paddle: ModuleNotFoundError"}
+
+
+def test_an_error_with_a_text_is_a_mistake() -> None:
+    """So that it is shown as a sentence; what is raised without a text is for a caller."""
+    raised = {
+        f"{name_of(path)}: {ast.unparse(node.exc.func)}"
+        for path in FILES
+        for node in nodes(path)
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args
+        if re.search(r"^(.*[.])?_?[A-Z]\w*$", ast.unparse(node.exc.func))
+    }
+    mistakes = {kind.__name__ for kind in derived_from(Mistake)}
+    assert {one for one in raised if one.split()[1] not in mistakes} == CAUGHT | ENDS
+
+
+def derived_from(kind: type) -> Iterator[type]:
+    for one in kind.__subclasses__():
+        yield from (one, *derived_from(one))
 
 
 def test_each_step_of_setup_is_undone_by_one_stack(tmp_path: Path) -> None:

@@ -25,10 +25,10 @@ from expbase.__main__ import TOOLS, main, parser_of
 from expbase.base.exit_codes import ExitCode
 from expbase.checkpoint import layout
 from expbase.cli import add_options_of_main
-from expbase.config import TRAINING
 from expbase.engine.run_dir import CONFIG
 from expbase.extras import all_events, components, mixins, prediction
 from expbase.record.visualizer import Visualizer
+from expbase.training import TRAINING
 
 FUNCTIONS = """
     default_argument_parser()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from expbase import ExperimentBase
-from expbase.config import TRAINING, TrainingConfig
+from expbase.training import TRAINING, TrainingKeys
 
 RECIPES = Path(__file__).parents[1] / "docs" / "recipes"
 SCRIPT = """
@@ -101,7 +101,7 @@ def test_help_shows_what_an_experiment_is_made_with() -> None:
 
 
 def test_an_editor_shows_a_text_at_every_key_of_training() -> None:
-    [section] = ast.parse(inspect.getsource(TrainingConfig)).body
+    [section] = ast.parse(inspect.getsource(TrainingKeys)).body
     assert isinstance(section, ast.ClassDef)
     pairs = list(itertools.pairwise(section.body))
     keys = [

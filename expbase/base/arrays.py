@@ -26,6 +26,8 @@ import numpy as np
 import paddle
 from paddle.base import core
 
+from expbase.base.errors import Mistake
+
 _TYPES = {  # paddle's name, by the name in a file
     "F64": "float64",
     "F32": "float32",
@@ -50,7 +52,7 @@ _MOST_AXES = 64  # NPY_MAXDIMS of numpy's ndarraytypes.h; paddle's limit is lowe
 LABELS = {dtype: label for label, dtype in _TYPES.items()}
 
 
-class TensorFileError(ValueError):
+class TensorFileError(Mistake, ValueError):
     """Bytes that are not a file of tensors."""
 
 

@@ -10,7 +10,7 @@ import os
 import re
 import traceback
 
-from expbase.base.on_purpose import is_on_purpose
+from expbase.base.errors import is_on_purpose
 
 
 class ExitCode(enum.IntEnum):

@@ -23,6 +23,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from expbase.base.errors import OSMistake
 from expbase.base.streams import say
 from expbase.base.threads import result_of
 
@@ -41,7 +42,7 @@ def regular(path: str, flags: int) -> int:
     descriptor = os.open(path, flags, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "no regular file", path)
+        raise OSMistake(errno.EINVAL, "no regular file", path)
     return descriptor
 
 
@@ -59,7 +60,7 @@ def read_bytes(path: Path, most: int, *, or_end: bool = False) -> bytes:
     with open(path, "rb", opener=regular) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most and not or_end:
-            raise OSError(errno.EFBIG, f"{size} bytes long; expected at most {most}", str(path))
+            raise OSMistake(errno.EFBIG, f"{size} bytes long; expected at most {most}", str(path))
         file.seek(max(size - most, 0))
         return file.read(most)
 

@@ -51,6 +51,7 @@ from expbase.base.any_object import (
     set_attribute,
 )
 from expbase.base.arrays import LABELS, Array, fetch
+from expbase.base.errors import TypeMistake
 from expbase.base.files import checksum_of
 from expbase.base.generators import (
     GENERATORS,
@@ -581,7 +582,7 @@ def _field(field: Any) -> Any:
 def _write_tensor(e: Encoder, value: Any, path: str) -> Any:
     is_there = value.size == 0 or value._is_initialized()
     if not is_there:
-        raise TypeError(f"{path}: a tensor without memory cannot be saved.")
+        raise TypeMistake(f"{path}: a tensor without memory cannot be saved.")
     content = Array.of(value)
     name = e.put(content.as_bytes(), path)
     on_cpu = value.place.is_cpu_place()
@@ -821,7 +822,7 @@ def bytes_of(array: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def not_savable(path: str, what: object) -> TypeError:
-    return TypeError(
+    return TypeMistake(
         f"{path}: a {what} cannot be saved; expected numbers, texts, lists, dicts, arrays or "
         "tensors. Save its parts, or exclude_from_state."
     )

@@ -9,6 +9,8 @@ from __future__ import annotations
 from concurrent import futures
 from typing import TypeVar
 
+from expbase.base.errors import RuntimeMistake
+
 T = TypeVar("T")
 
 _LOOK_SECONDS = 1.0
@@ -22,7 +24,7 @@ def result_of(job: futures.Future[T], executor: futures.ThreadPoolExecutor) -> T
     """
     while not futures.wait([job], _LOOK_SECONDS).done:
         if not all(thread.is_alive() for thread in executor._threads):
-            raise RuntimeError(
+            raise RuntimeMistake(
                 "a thread that reads or writes checkpoints has died, as one does for want of "
                 "memory. The checkpoints before are intact: make room in memory, and run the same "
                 "command again."

@@ -119,12 +119,9 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
             self._refuse(f"more than {_MOST_VALUES} values, with what aliases stand for", node)
         return node
 
-    def compose_scalar_node(self, anchor: Any) -> Any:
-        is_plain = self.peek_event().implicit[0]
-        node = super().compose_scalar_node(anchor)
-        if is_plain and node.tag != _MERGE:
-            node.tag = _PLAIN
-        return node
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        tag = super().resolve(kind, value, implicit)
+        return _PLAIN if kind is yaml.ScalarNode and implicit[0] and tag != _MERGE else tag
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         names = Counter(repr(key.value) for key, _ in node.value)

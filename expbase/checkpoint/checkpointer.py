@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from expbase.base.arrays import Array
 from expbase.base.background import Background, SnapshotBuffer
+from expbase.base.errors import RuntimeMistake, TypeMistake
 from expbase.base.json_values import Decoder, Encoder
 from expbase.base.part import Part
 from expbase.checkpoint import best, layout, rank_state, storage
@@ -184,7 +185,7 @@ class Checkpointer:
             TypeError: Nobody has called `find_own`.
         """
         if not self._has_looked:
-            raise TypeError(
+            raise TypeMistake(
                 "setup_checkpointer: does not call super().setup_checkpointer(); expected it to."
             )
         self._expected = found.outline()
@@ -200,7 +201,7 @@ class Checkpointer:
                 added after setup; the state is that of a checkpoint that is only looked at.
         """
         if self.inspected:
-            raise RuntimeError(
+            raise RuntimeMistake(
                 f"save: the state is that of {self.inspected}, loaded to be looked at; as "
                 f"iteration {iteration} it would spoil the run."
             )
@@ -325,7 +326,7 @@ class Checkpointer:
                 how = "appeared after setup, and a resumed run would not have it"
             if new is None:
                 how = "is gone since setup, and a resumed run has it"
-            raise RuntimeError(
+            raise RuntimeMistake(
                 f"self.{name}: {how} when its state is restored. Make in setup_model all that "
                 "training needs, and use a part of it; or exclude_from_state it there."
             )

@@ -15,6 +15,7 @@ from typing import Any
 import paddle
 
 from expbase.base.device import kind_of
+from expbase.base.errors import TypeMistake
 from expbase.base.gradients import are_set, dense_gradient, set_gradient, set_zero_gradient
 from expbase.base.part import Part
 from expbase.state.parts import StatefulObjects, named_parameters
@@ -79,7 +80,7 @@ class Gradients(Part):
         for (name, grad), is_set in zip(found, are_set([g for _, g in found]), strict=True):
             if grad.is_dist() and is_set:
                 text = "a gradient with placements cannot be saved; clear it after step()."
-                raise TypeError(f"{name}: {text}")
+                raise TypeMistake(f"{name}: {text}")
             gradients[name] = grad if is_set else None
         return gradients
 

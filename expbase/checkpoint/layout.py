@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from expbase.base.errors import Mistake
 from expbase.base.exit_codes import ExitCode
 
 FOLDER = "checkpoints"  # of a run
@@ -23,7 +24,7 @@ OF_RANK = "@local_"  # what the names of the files of per-rank state begin with;
 _NAME = re.compile(r"step-(\d{8,})$")
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(Mistake, RuntimeError):
     """A checkpoint that cannot be written, or is damaged, or does not fit."""
 
     exit_code = ExitCode.MISTAKE
@@ -33,7 +34,7 @@ class FormatError(CheckpointError):
     """A checkpoint that another version of expbase has written."""
 
 
-class NonFiniteError(FloatingPointError):
+class NonFiniteError(Mistake, FloatingPointError):
     """A logged training scalar, a parameter or an accumulator is not finite: none is written."""
 
     def __init__(self, bad: str, newest: str) -> None:

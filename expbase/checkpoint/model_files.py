@@ -29,6 +29,7 @@ from expbase.base.arrays import (
     parse,
     serialize,
 )
+from expbase.base.errors import Mistake, ValueMistake
 from expbase.base.exit_codes import ExitCode
 from expbase.base.files import mapped, read_bytes, write_single_file
 from expbase.checkpoint import rank_state, storage
@@ -49,7 +50,7 @@ _INDEX = ".safetensors.index.json"  # names the files of a model in parts
 _OF_OTHERS = f"model{_INDEX}", "model.safetensors"  # what Hugging Face and PaddleFormers write
 
 
-class WeightsError(ValueError):
+class WeightsError(Mistake, ValueError):
     """A model file that cannot be read, or does not fit."""
 
     exit_code = ExitCode.MISTAKE
@@ -202,7 +203,7 @@ def export(path: Path, layer: Any, spec: Sequence[Any] | None) -> None:
         except OSError:
             raise  # of the disk
         except Exception as error:
-            raise ValueError(
+            raise ValueMistake(
                 f"export: {_reason(error)} Expected an input_spec with the shape and the type of "
                 "each input of the model, and a forward that paddle.jit.to_static can convert."
             ) from error

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from expbase.base.arrays import Array
+from expbase.base.errors import Mistake
 from expbase.base.files import regular
 
 _PROGRAM = [sys.executable, "-I", "-S", str(Path(__file__).with_name("unpickler.py"))]
@@ -28,7 +29,7 @@ _LIMITS = (
 )
 
 
-class PdparamsError(ValueError):
+class PdparamsError(Mistake, ValueError):
     """A file that is not one of paddle, or one with something else than plain values in it."""
 
 

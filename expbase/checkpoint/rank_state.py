@@ -30,6 +30,7 @@ import paddle
 
 from expbase.base.arrays import Array, fetch, serialize
 from expbase.base.background import SnapshotBuffer
+from expbase.base.errors import RuntimeMistake
 from expbase.base.files import checksum_of
 from expbase.checkpoint import storage
 from expbase.checkpoint.contents import DIVIDED, VALUES
@@ -204,7 +205,7 @@ def _first_had(names: Set[Name], found: StatefulObjects) -> set[Name]:
     sharded = found.sharded()
     for file, key in sorted(alike.unlike(of_ranks)):
         if file not in sharded:
-            raise RuntimeError(
+            raise RuntimeMistake(
                 f"self.{file}: {key!r} is on some of the ranks alone, and would be lost; expected "
                 "the same parameters to be updated on all ranks, or an optimizer of "
                 "paddle.distributed.fleet that divides them."

@@ -25,6 +25,7 @@ from paddle.io.dataloader.dataloader_iter import _DataLoaderIterBase
 
 from expbase.base import rng
 from expbase.base.any_object import module_of, state_setter
+from expbase.base.errors import TypeMistake, ValueMistake
 from expbase.base.json_values import checksum
 from expbase.data.order import (
     BatchOrder,
@@ -210,7 +211,7 @@ class LoaderAdapter:
 
     def not_set(self) -> ValueError:
         """Returns the error to raise when there is no loader."""
-        return ValueError(
+        return ValueMistake(
             f"{self.name}: not set by setup_dataloader; expected a paddle.io.DataLoader or an "
             "iterable of batches, or no call of read_batch, micro_batches, new_epoch and "
             "valid_batches: an experiment may make its own data."
@@ -224,14 +225,14 @@ class LoaderAdapter:
 
     def dealt_by_rank(self) -> ValueError:
         """Returns the error to raise when the ranks have other batches, and one order is wanted."""
-        return ValueError(
+        return ValueMistake(
             f"{self.name}: has other data on rank 0 than on another one; expected the same on all, "
             f"to be dealt out over the {self.shard.dealt_to}s of an update. Look for self.rank."
         )
 
     def no_batch(self) -> ValueError:
         """Returns the error to raise when there is no batch."""
-        return ValueError(f"{self.name}: has no batch; expected at least one. {self._why_none()}")
+        return ValueMistake(f"{self.name}: has no batch; expected at least one. {self._why_none()}")
 
     def _why_none(self) -> str:
         return "Look at the data set, batch_size and drop_last."
@@ -252,7 +253,7 @@ def adapt_loader(loader: Any, name: str, shard: Shard) -> LoaderAdapter:
         return MapStyleLoader(loader, name, shard)
     if isinstance(loader, Iterable):
         return IterableLoader(loader, name, shard)
-    raise TypeError(
+    raise TypeMistake(
         f"{name}: {loader!r} given; expected a paddle.io.DataLoader or an iterable of batches."
     )
 
@@ -275,7 +276,7 @@ def check_begins_anew(loader: Any, name: str) -> None:
     else:
         is_used_up = isinstance(loader, Iterator) and module in sys.stdlib_module_names
     if is_used_up:
-        raise TypeError(
+        raise TypeMistake(
             f"{name}: {loader!r} given, which can be read once; expected what begins anew in each "
             "pass: the DataLoader itself, not iter(loader) or loader(); a list of batches; or an "
             "object whose __iter__ is a generator function, not the generator that it returns."

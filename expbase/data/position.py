@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 from typing import Any
 
+from expbase.base.errors import RuntimeMistake, ValueMistake
 from expbase.base.files import DAMAGES
 from expbase.base.json_values import checksum
 from expbase.base.part import Part
@@ -97,7 +98,7 @@ class DataPosition(Part):
         if self.adapter.batches_per_epoch == 0:
             raise self.adapter.no_batch()
         if self.adapter.loader is not loader:
-            raise ValueError("self.train_loader: set too late; expected it in setup_dataloader.")
+            raise ValueMistake("self.train_loader: set too late; expected it in setup_dataloader.")
         for key in ("max_epoch", "valid_every_epoch", "save_every_epoch"):
             if training[key] and loader is None:
                 raise ConfigError(
@@ -113,7 +114,7 @@ class DataPosition(Part):
     def check_same_loader(self, loader: Any) -> None:
         """Raises a RuntimeError if self.train_loader was set anew after setup."""
         if self.adapter.loader is not loader:
-            raise RuntimeError(
+            raise RuntimeMistake(
                 "self.train_loader: set anew after setup, and a resumed run has the one that "
                 "setup_dataloader makes. Make one loader there, and change what is in it, in "
                 "on_train_epoch_begin say: self.train_loader.dataset.level = 2, or a sampler's "
@@ -166,7 +167,7 @@ class DataPosition(Part):
         except StopIteration:
             if self.adapter.loader is None:
                 raise self.adapter.not_set() from None
-            raise RuntimeError(
+            raise RuntimeMistake(
                 f"{self.adapter.name}: has no more batches in this epoch; expected an epoch that "
                 "was opened, and the batches that its length, or the run that is continued, "
                 "promised."

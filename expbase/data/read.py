@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from expbase.base.errors import ValueMistake
 from expbase.data.loaders import Batches
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -53,7 +54,7 @@ def check_read(loops: Sequence[Batches], of_ranks: Sequence[Sequence[Read]]) -> 
     """
     for loop, reads in zip(loops, zip(*of_ranks, strict=False), strict=False):
         if used_up := next(filter(None, (read.used_up for read in reads)), ""):
-            raise ValueError(used_up)
+            raise ValueMistake(used_up)
         if all(read.has_none for read in reads):
             raise loop.adapter.no_batch()
 

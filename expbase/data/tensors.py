@@ -19,6 +19,7 @@ import paddle
 from paddle.base import core
 
 from expbase.base.device import as_place
+from expbase.base.errors import TypeMistake
 
 
 def tensors_at(place: Any) -> Callable[[Any], Any]:
@@ -118,7 +119,7 @@ def _to_array(value: Any) -> Any:
     if not isinstance(value, paddle.Tensor):
         return value
     if value.dtype == paddle.bfloat16:
-        raise TypeError(
+        raise TypeMistake(
             "a tensor of bfloat16 in a worker of a DataLoader, which sends numpy arrays; expected "
             "float32, or num_workers=0."
         )

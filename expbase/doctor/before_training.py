@@ -14,7 +14,7 @@ from typing import Any
 from paddle.io import DataLoader
 
 from expbase.base import namesake
-from expbase.config import nearest
+from expbase.base.did_you_mean import nearest
 from expbase.data.shared_memory import SHARED_MEMORY
 from expbase.events import own_methods
 from expbase.ranks import collectives

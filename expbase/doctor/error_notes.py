@@ -9,8 +9,8 @@ import re
 import traceback
 from typing import Any
 
+from expbase.base.error_text import users_line
 from expbase.base.errors import add_note
-from expbase.base.on_purpose import users_line
 from expbase.doctor.before_training import misnamed_loaders
 from expbase.engine.internals import Internals
 from expbase.engine.life import Life

@@ -17,6 +17,7 @@ import paddle
 
 from expbase.base import rng
 from expbase.base.arrays import in_words, number
+from expbase.base.errors import RuntimeMistake, TypeMistake, ValueMistake
 from expbase.base.gradients import copies_of, set_gradient
 from expbase.config import ConfigError
 from expbase.data.loaders import Batches, LoaderAdapter, Shard, adapt_loader
@@ -79,7 +80,7 @@ class Evaluation:
     def need_training(self) -> None:
         """Raises a RuntimeError in another phase, where a training batch would be taken."""
         if self.phase != "train":
-            raise RuntimeError(
+            raise RuntimeMistake(
                 f"read_batch: called in the phase {self.phase!r}, where it would take training "
                 "data; expected valid_batches()."
             )
@@ -112,7 +113,7 @@ class Evaluation:
                     surrounded.enter_context(context())
                 yield
             if before[0] == "train" and any(self.logged.take()):
-                raise RuntimeError(
+                raise RuntimeMistake(
                     "log: called in an evaluation after its results were taken; expected it in "
                     "valid or on_evaluate_end."
                 )
@@ -365,13 +366,15 @@ class Evaluation:
 def numbers_of_valid(results: Any) -> dict[str, float]:
     """Returns the results of valid() as numbers; a TypeError if they are no numbers by name."""
     if results is not None and not isinstance(results, Mapping):
-        raise TypeError(f"valid: returned {in_words(results)}; expected numbers by name, or None.")
+        raise TypeMistake(
+            f"valid: returned {in_words(results)}; expected numbers by name, or None."
+        )
     numbers = {}
     for name, value in (results or {}).items():
         try:
             numbers[name] = number(value)
         except (TypeError, ValueError):
-            raise TypeError(
+            raise TypeMistake(
                 f"valid: the metric {name!r} is {in_words(value)}; expected a number or a tensor "
                 "of one."
             ) from None
@@ -383,7 +386,7 @@ def named_scalars(mapping: Any, others: tuple[Any, ...]) -> Mapping[str, Any]:
     if mapping is None and not others:
         return {}
     if others or not isinstance(mapping, Mapping):
-        raise TypeError(
+        raise TypeMistake(
             f"log: {in_words(mapping)} given without a name; expected self.log(loss=loss) or "
             'self.log({"loss": loss}).'
         )
@@ -393,7 +396,7 @@ def named_scalars(mapping: Any, others: tuple[Any, ...]) -> Mapping[str, Any]:
 def check_group(name: str) -> None:
     """Raises a ValueError if a word cannot stand before the metrics of an evaluation."""
     if name in ("train", "speed", "valid") or not re.fullmatch(r"[\w-]+", name):
-        raise ValueError(
+        raise ValueMistake(
             f"evaluate: name={name!r} given; expected a word of letters, digits, _ and -, and none "
             "of train, speed and valid."
         )

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import enum
 
+from expbase.base.errors import RuntimeMistake
 from expbase.events import own_classes
 
 
@@ -33,7 +34,7 @@ class Life(enum.Enum):
     def need_setup(self, name: str, experiment: object) -> None:
         """Raises a RuntimeError if a method of the experiment is called before setup()."""
         if self in (Life.NEW, Life.IN_SETUP):
-            raise RuntimeError(
+            raise RuntimeMistake(
                 f"{name}: called before setup(); expected exp.setup() first."
                 f"{_own_setup(type(experiment))}"
             )
@@ -42,7 +43,7 @@ class Life(enum.Enum):
         """Raises a RuntimeError if a method is called where what it notes would be lost."""
         if self in (Life.NEW, Life.IN_SETUP, Life.READY, Life.CLOSED):
             when = "after the end" if self is Life.CLOSED else "in setup"
-            raise RuntimeError(
+            raise RuntimeMistake(
                 f"{name}: called {when}, where it would be lost; expected it in training, from "
                 "on_train_begin to on_train_end, or in an evaluation."
             )
@@ -51,7 +52,7 @@ class Life(enum.Enum):
         """Raises a RuntimeError if run() is called before setup(), or after the end."""
         self.need_setup("run", experiment)
         if self is Life.CLOSED:
-            raise RuntimeError("run: this experiment is closed; make a new one.")
+            raise RuntimeMistake("run: this experiment is closed; make a new one.")
 
 
 def _own_setup(experiment: type) -> str:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from expbase.base import rng
+from expbase.base.errors import AttributeMistake, RuntimeMistake, TypeMistake
 from expbase.base.part import Part
 from expbase.checkpoint.checkpointer import Checkpointer
 from expbase.checkpoint.layout import NonFiniteError
@@ -165,7 +166,7 @@ class Loop(Part):
     def count_from(self, name: str, number: int) -> None:
         """Sets the iteration or the epoch; an AttributeError if the loop counts."""
         if self.step is not Step.OUTSIDE:
-            raise AttributeError(
+            raise AttributeMistake(
                 f"self.{name}: {number!r} given; expected it to be set in startup() alone, since "
                 "the template counts. Choose another name for yours."
             )
@@ -174,7 +175,7 @@ class Loop(Part):
     def need(self, step: Step, method: str) -> None:
         """Raises a RuntimeError unless the loop is where a method may be called."""
         if self.step is not step:
-            raise RuntimeError(f"{method}: called {self.step.value}; expected {LOOP} in train().")
+            raise RuntimeMistake(f"{method}: called {self.step.value}; expected {LOOP} in train().")
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the counters that a checkpoint holds; the others belong to one start."""
@@ -184,7 +185,7 @@ class Loop(Part):
         """Returns none, but raises what a damaged file deserves, before anything is changed."""
         for name in _SAVED:
             if type(state[name]) is not type(getattr(self, name)):
-                raise TypeError(f"loop.{name}: {state[name]!r:.80}")
+                raise TypeMistake(f"loop.{name}: {state[name]!r:.80}")
         return []
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
@@ -474,7 +475,7 @@ class Loop(Part):
         if self.saved_at == self.iteration or self._start.read_only:
             return
         if self.failure is not None:
-            raise RuntimeError(
+            raise RuntimeMistake(
                 f"save: iteration {self.iteration} failed, and the state is half its update; the "
                 "run continues from the checkpoint before."
             )
@@ -560,12 +561,12 @@ class Loop(Part):
             RuntimeError: It has counted no iteration, or has not ended one.
         """
         if self.step is Step.WITHIN:
-            raise RuntimeError(
+            raise RuntimeMistake(
                 f"train: returned within iteration {self.iteration}; expected self.end_iteration() "
                 "after each self.train_batch()."
             )
         if self._loop_began < 0 and self.iteration == self._began and before.have_changed():
-            raise RuntimeError(
+            raise RuntimeMistake(
                 f"train: made updates and counted no iteration, so nothing can be saved of them; "
                 f"expected {LOOP}, or `self.iteration += 1` before each self.train_batch()."
             )

@@ -17,9 +17,8 @@ from typing import Any
 from expbase.base.device import peak_memory
 from expbase.base.streams import say
 from expbase.checkpoint.checkpointer import Checkpointer
-from expbase.config import differences
+from expbase.config import defaults_of, differences
 from expbase.data.position import DataPosition
-from expbase.defaults import defaults_of
 from expbase.engine import due
 from expbase.engine.start import Start
 from expbase.engine.stop import StopReason

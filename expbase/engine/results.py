@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from expbase.base.errors import TypeMistake
 from expbase.checkpoint.checkpointer import Checkpointer
 from expbase.engine.evaluation import Evaluation, check_group, check_metric
 from expbase.engine.report import Report
@@ -104,7 +105,7 @@ class Results:
         experiment = self._experiment
         evaluation = self._evaluation
         if not self._start.has_valid:
-            raise TypeError(
+            raise TypeMistake(
                 f"evaluate: calls valid, and {type(experiment).__name__} has none; expected "
                 "`def valid(self):` with `for batch in self.valid_batches(): self.log(…)`."
             )

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from expbase.base.errors import RuntimeMistake
 from expbase.base.json_lines import json_value
 from expbase.base.streams import show
 from expbase.checkpoint import layout, storage
@@ -188,7 +189,7 @@ def load_checkpoint(run: Run, which: str, of_run: str | Path | None) -> None:
     """Loads models, optimizers and values of a checkpoint, to look at them."""
     by_hand = run.life is Life.RESTORED and not run.loop.is_over
     if by_hand or run.life is Life.TRAINING:
-        raise RuntimeError(
+        raise RuntimeMistake(
             "load_checkpoint: called before the end of training, which would go on with other "
             "weights; expected it after train(): in on_train_end, say."
         )

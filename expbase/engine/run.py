@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from expbase.base import rng
+from expbase.base.errors import RuntimeMistake
 from expbase.base.exit_codes import exit_code_of, refuse_early_success
 from expbase.base.json_lines import JsonLines
 from expbase.base.part import Part
@@ -43,9 +44,7 @@ from expbase.data.loaders import (
 from expbase.data.position import DataPosition
 from expbase.data.shared_memory import remove_left_files
 from expbase.data.workers import ReaderThreads, workers_end_with_this
-from expbase.defaults import check_training, resolved
 from expbase.engine.evaluation import Evaluation
-from expbase.engine.former_names import overrides_nobody_calls
 from expbase.engine.internals import Internals
 from expbase.engine.life import Life, Step
 from expbase.engine.loop import Loop
@@ -70,6 +69,7 @@ from expbase.state.attributes import UserState
 from expbase.state.checks import check_state, not_synchronized
 from expbase.state.parts import named_parameters
 from expbase.state.samples import Samples
+from expbase.training import check_training, resolved
 
 _SAVE_SECONDS = 60.0  # for the last checkpoint of a process that is ended
 
@@ -242,7 +242,7 @@ class Run:
     def _in_setup(self) -> Iterator[None]:
         """Surrounds setup with what lasts until the run is closed; closes it after a failure."""
         if self.life is not Life.NEW:
-            raise RuntimeError("setup: called a second time; make a new experiment.")
+            raise RuntimeMistake("setup: called a second time; make a new experiment.")
         self.life = Life.IN_SETUP
         try:
             with lasting():
@@ -435,7 +435,7 @@ class Run:
         if not start.read_only:
             is_divided = start.parallel and self.division.sums_in_backward
             alone = not_synchronized(self.state.found(), found) if is_divided else ()
-            for text in (*overrides_nobody_calls(type(experiment)), *alone):
+            for text in alone:
                 start.warn(text)
         self.life = Life.READY
 
@@ -518,7 +518,7 @@ class Run:
         """Prepares a loop that begins: perhaps the user's own, without run()."""
         self.life.need_setup("going_on", self.experiment)
         if self.start.read_only:
-            raise RuntimeError("going_on: --evaluate or --export only look; expected exp.run().")
+            raise RuntimeMistake("going_on: --evaluate or --export only look; expected exp.run().")
         self._restore_and_note_start()
 
     def _restore_and_note_start(self) -> None:

@@ -20,10 +20,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from expbase.base.errors import TypeMistake
 from expbase.base.files import regular, write_single_file
 from expbase.checkpoint import layout
-from expbase.config import ConfigError, differences, dump_yaml, load_yaml
-from expbase.defaults import get_default_training_config
+from expbase.config import (
+    ConfigError,
+    differences,
+    dump_yaml,
+    get_default_training_config,
+    load_yaml,
+)
 from expbase.record.ledger import LEDGER
 from expbase.record.metrics import METRICS
 
@@ -246,7 +252,7 @@ class RunDirectory:
     def dump(self, config: Mapping[str, Any]) -> None:
         """Writes config.yaml until the run has begun; later starts leave it as it is."""
         if self._locked is None:
-            raise TypeError("setup_output_dir: locked no directory; expected super's call in it.")
+            raise TypeMistake("setup_output_dir: locked no directory; expected super's call in it.")
         if not self.is_begun():
             write_single_file(self._config, [dump_yaml(config).encode()])
 

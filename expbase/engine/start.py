@@ -18,15 +18,16 @@ from typing import Any
 
 import paddle
 
-from expbase.config import Config, ConfigError, fill_in, nearest
-from expbase.defaults import check_training, defaults_of, fill, resolved
+from expbase.base.did_you_mean import did_you_mean
+from expbase.base.errors import AttributeMistake, TypeMistake
+from expbase.config import Config, ConfigError, defaults_of, fill, fill_in
 from expbase.engine import due
-from expbase.engine.former_names import FORMER, check_overrides
 from expbase.events import OF_MIXINS, inheriting
 from expbase.front import users_class
 from expbase.help_text import check_system
 from expbase.ranks import collectives
 from expbase.record import logs
+from expbase.training import check_training, resolved
 
 _NOT_WHEN_LOOKING = ("fresh", "force", "checkpoint_path", "init_model_path", "smoke", "restarts")
 
@@ -197,7 +198,7 @@ def check_arguments(experiment: type, given: Sequence[Any], options: Mapping[str
     try:
         inspect.signature(experiment.__init__).bind(None, *given, **options)  # type: ignore[misc]
     except TypeError as error:
-        raise TypeError(
+        raise TypeMistake(
             f"{experiment.__name__}.__init__: {error}; expected `def __init__(self, config, args): "
             "super().__init__(config, args)` or none. A value of your own is a key of "
             "default_config, and what setup_model makes stands on self."
@@ -223,9 +224,7 @@ _OF_MIXINS = {
 def raise_no_attribute(experiment: object, name: str) -> Any:
     """Raises the AttributeError of an experiment that lacks an attribute, with what to do."""
     owner = type(experiment)
-    if name in FORMER and not hasattr(owner, name):
-        what = FORMER[name]
-    elif name in _OF_MIXINS:
+    if name in _OF_MIXINS:
         mixin = _OF_MIXINS[name].rpartition(".")[2]
         what = f"It is the mixin {mixin}'s: {inheriting(_OF_MIXINS[name], owner.__name__)}"
     elif name.startswith("_ExperimentBase__"):
@@ -233,13 +232,13 @@ def raise_no_attribute(experiment: object, name: str) -> Any:
     else:  # Python's own error; of a property, in which another one is missing, that one is named
         return object.__getattribute__(experiment, name)
     text = f"{owner.__name__!r} object has no attribute {name!r}. {what}"
-    raise AttributeError(text, name=name, obj=experiment)
+    raise AttributeMistake(text, name=name, obj=experiment)
 
 
 def need_super(name: str, *, is_done: bool) -> None:
     """Raises a TypeError if an override has not done what the method does."""
     if not is_done:
-        raise TypeError(f"{name}: does not call super().{name}(); expected it to.")
+        raise TypeMistake(f"{name}: does not call super().{name}(); expected it to.")
 
 
 # What the methods of document 004 set, which somebody may paste as an override.
@@ -256,13 +255,13 @@ def check_attribute(base: type, name: str, value: Any) -> None:
     """Raises an AttributeError if an attribute would hide a method, or is only to be read."""
     ours = getattr(base, name, None)
     if isinstance(ours, property) and ours.fset is None:
-        raise AttributeError(
+        raise AttributeMistake(
             f"self.{name}: {value!r:.80} given, and expbase sets it; expected another name"
             + (f", or super().{_SET_BY[name]}, which sets it." if name in _SET_BY else ".")
         )
     # A function may take the place of a method; a layer is called, too, and is none.
     if inspect.isroutine(ours) and (not callable(value) or isinstance(value, paddle.nn.Layer)):
-        raise AttributeError(
+        raise AttributeMistake(
             f"self.{name}: {type(value).__name__} given, which hides the method of that name; "
             "expected another name."
         )
@@ -276,14 +275,17 @@ def missing(experiment: type, base: type, methods: Sequence[str]) -> list[str]:
 def _meant(experiment: type, base: type, methods: Sequence[str]) -> str:
     """Returns the end of a message about methods that are missing: names that may mean them."""
     others = [name for name in dir(experiment) if not hasattr(base, name)]
-    near = [(other, name) for name in methods for other in nearest(name, others, 0.6)]
-    return "".join(f" By {other}, did you mean {name}?" for other, name in near)
+    hints = [
+        did_you_mean(name, others, 0.6, otherwise="", shown=f"{name} by {{}}".format)
+        for name in methods
+    ]
+    return "".join(hints)
 
 
 def check_valid_loader(loader: Any, start: Start) -> None:
     """Raises a TypeError if there is data to validate with, and no method that does it."""
     if loader is not None and not start.has_valid and due.is_wanted(start.training, "valid"):
-        raise TypeError(
+        raise TypeMistake(
             f"{start.experiment.__name__}: self.valid_loader is set, and valid not defined; "
             "expected `def valid(self):` with `for batch in self.valid_batches(): self.log(…)`, or "
             "no self.valid_loader, or training.valid_interval=0."
@@ -298,12 +300,11 @@ def check_class(experiment: type, base: type, training: Any, options: Options) -
         TypeError: The class is to be changed.
         ConfigError: training.monitor is given, and there is no `valid`.
     """
-    check_overrides(experiment)
     required = ["setup_dataloader", "setup_model", "train_batch"]
     if options.evaluate not in (None, False):
         required += ["valid"]
     if lacks := missing(experiment, base, required):
-        raise TypeError(
+        raise TypeMistake(
             f"{experiment.__name__}: {', '.join(lacks)} not defined; expected the methods "
             f"{', '.join(required)}.{_meant(experiment, base, lacks)}"
         )
@@ -323,7 +324,7 @@ def check_class(experiment: type, base: type, training: Any, options: Options) -
         try:
             inspect.signature(getattr(experiment, name)).bind(*needed)
         except TypeError:
-            raise TypeError(
+            raise TypeMistake(
                 f"{experiment.__name__}.{name}: cannot be called as the method of that name in "
                 f"{base.__name__}; expected {inspect.signature(ours)}, or another name."
             ) from None

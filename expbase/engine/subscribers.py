@@ -21,6 +21,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from expbase.base.errors import TypeMistake
 from expbase.base.part import Part
 from expbase.events import CALLED_BY, Events, Filter, acts_at, heard_by, listeners_of, own_classes
 
@@ -114,7 +115,7 @@ class Subscribers(Part):
             return
         returned = getattr(self._experiment, method)(*args)
         if returned is not None:
-            raise TypeError(
+            raise TypeMistake(
                 f"{type(self._experiment).__name__}.{method}: a listener returned {returned!r}; "
                 "expected None. Override the event's method to return something."
             )

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import paddle
 from paddle.amp.grad_scaler import OptimizerState
 
+from expbase.base.errors import RuntimeMistake, ValueMistake
 from expbase.engine.wrappers import Wrappers
 from expbase.ranks import alike, collectives
 from expbase.record.speed import Stopwatch
@@ -121,7 +122,7 @@ class Update:
         """Raises a RuntimeError if the loop over the micro-batches was left early."""
         needed = self.batches + (not self._division.sums_in_backward)  # then the loop must end
         if 0 < self._yielded < needed:
-            raise RuntimeError(
+            raise RuntimeMistake(
                 f"micro_batches: the update was made after {self._yielded} of {self.batches} "
                 "batches; expected it after the whole loop, and no break in the loop: gradients "
                 "are averaged at its end."
@@ -145,7 +146,7 @@ class Update:
         """Raises a ValueError if the first update did not accumulate, and had to."""
         self.check_complete()
         if self._division.asked_by and not self._accumulates:
-            raise ValueError(
+            raise ValueMistake(
                 f"{self._division.asked_by} given, and train_batch did not call "
                 "self.micro_batches(); expected `for batch in self.micro_batches():` in it."
             )

@@ -18,6 +18,7 @@ from typing import Any
 
 import paddle
 
+from expbase.base.errors import RuntimeMistake
 from expbase.state.parts import StatefulObjects, named_parameters, statistics
 from expbase.state.walk import unwrap
 
@@ -106,7 +107,7 @@ class _Noted:
         names = {id(p): name for name, p in named_parameters(found)}
         paths = {id(layer): path for path, layer in found.sublayers()}
         path = paths.get(id(unwrap(self._wrapper)), "model")
-        raise RuntimeError(
+        raise RuntimeMistake(
             f"self.{names.get(id(parameter), path)}: was frozen when its layer was given to "
             "data_parallel, or in the first forward after that, and is trained now. Its gradients "
             "are not averaged, so each rank would train its own. Wrap the layer again where you "

@@ -15,6 +15,7 @@ from typing import Any
 
 import paddle
 
+from expbase.base.errors import ValueMistake
 from expbase.checkpoint.best import criterion, merit
 from expbase.config import Config, ConfigError
 from expbase.engine.evaluation import check_metric
@@ -231,7 +232,7 @@ class ExponentialMovingAverage(ExperimentBase):
         if not 0 <= self.config.ema.decay < 1:
             raise ConfigError(f"ema.decay: {self.config.ema.decay!r} given; expected 0 to 1.")
         if self.model is None:
-            raise ValueError("ema: expected the layer to average as self.model.")
+            raise ValueMistake("ema: expected the layer to average as self.model.")
         self.weight_averages = WeightAverages(self.unwrap(self.model))
         self.internals.surround_phases(lambda: self.weight_averages.applied())
         super().check_setup()
@@ -284,7 +285,7 @@ class GradientClipping(ExperimentBase):
         parameters = {id(p): p for each in stepping for p in parameters_of(each)}
         gradients = [p.grad_ for p in parameters.values() if p.grad_ is not None]
         if any(gradient.is_selected_rows() for gradient in gradients):
-            raise ValueError(
+            raise ValueMistake(
                 "clip_gradients: an Embedding with sparse=True; expected dense gradients."
             )
         if not gradients:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from paddle.io import Sampler
 
+from expbase.base.errors import ValueMistake
 from expbase.base.rng import derive
 
 Numbers = np.ndarray[Any, np.dtype[np.uint64]]
@@ -40,7 +41,7 @@ class PermutationSampler(Sampler):  # type: ignore[misc]  # paddle has no types
     def __init__(self, data: Sized | int, seed: int = 0) -> None:
         self.size = data if isinstance(data, int) else len(data)
         if not 1 <= self.size <= 1 << 62:
-            raise ValueError(f"PermutationSampler: size {self.size} given; expected 1 to 2^62.")
+            raise ValueMistake(f"PermutationSampler: size {self.size} given; expected 1 to 2^62.")
         self._seed = seed
         self._epoch = 0
         self._start = 0

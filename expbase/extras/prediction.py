@@ -13,6 +13,7 @@ import numpy as np
 import paddle
 
 from expbase.base.arrays import to_numpy
+from expbase.base.errors import NotImplementedMistake, TypeMistake, ValueMistake
 from expbase.data.loaders import is_map_style
 from expbase.experiment import ExperimentBase
 
@@ -48,7 +49,7 @@ class Prediction(ExperimentBase):
         Returns:
             A tensor or array [B, …], a mapping or tuple of such, or a list of B results.
         """
-        raise NotImplementedError(
+        raise NotImplementedMistake(
             f"{type(self).__name__}.predict_batch: not defined; predict needs it. Expected a "
             "method that takes a batch and returns its outputs, one per sample."
         )
@@ -88,10 +89,10 @@ class Prediction(ExperimentBase):
 
 def _check_loader(loader: Any) -> None:
     if loader is None:
-        raise ValueError("predict: no loader given; expected one, self.test_loader say.")
+        raise ValueMistake("predict: no loader given; expected one, self.test_loader say.")
     sampler = getattr(loader, "batch_sampler", None)
     if getattr(loader, "drop_last", False) or getattr(sampler, "drop_last", False):
-        raise ValueError(
+        raise ValueMistake(
             "predict: the loader has drop_last=True, so some samples would have no result; "
             "expected drop_last=False."
         )
@@ -116,7 +117,7 @@ def _placed(results: list[Any], indices: Any, count: int, *, ready: bool) -> lis
     else:
         places = [(index, 0) for index in indices]
     if len(places) != len(results):
-        raise ValueError(
+        raise ValueMistake(
             f"predict_batch: returned {len(results)} results for {len(places)} samples; "
             "expected one per sample: the first axis of each array is the batch."
         )
@@ -144,7 +145,7 @@ def split(outputs: Any) -> list[Any]:
         return [_plain(value) for value in outputs]
     array = to_numpy(outputs) if isinstance(outputs, paddle.Tensor) else outputs
     if not isinstance(array, np.ndarray) or array.ndim == 0:
-        raise TypeError(
+        raise TypeMistake(
             f"predict_batch: returned {outputs!r}; expected a tensor or array with the batch as "
             "its first axis, a mapping or tuple of them, or a list with one entry per sample."
         )

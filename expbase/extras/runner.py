@@ -25,17 +25,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from expbase.base.did_you_mean import did_you_mean
 from expbase.base.files import write_single_file
 from expbase.base.json_lines import json_value
 from expbase.base.streams import show
 from expbase.checkpoint import layout
 from expbase.cli import count, report_user_errors, spawn
-from expbase.config import Config, ConfigError, did_you_mean, load_yaml
-from expbase.defaults import check_training, defaults_of
+from expbase.config import Config, ConfigError, defaults_of, load_yaml
 from expbase.experiment import ExperimentBase
 from expbase.extras.stages import STAGES, load_class, with_stages
 from expbase.help_text import Paragraphs
 from expbase.ranks import collectives
+from expbase.training import check_training
 
 _FILE_DEFAULTS: dict[str, Any] = {
     "experiment": "",

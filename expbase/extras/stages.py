@@ -20,6 +20,7 @@ from typing import Any
 import paddle
 
 from expbase.base.device import kind_of
+from expbase.base.errors import KeyMistake, NotImplementedMistake
 from expbase.config import ConfigError
 from expbase.experiment import ExperimentBase
 
@@ -173,7 +174,7 @@ def _save(experiment: type[ExperimentBase]) -> Any:
 
 def _refusal(name: str, instead: str) -> Any:
     def refuse(self: ExperimentBase, *_: Any, **__: Any) -> None:
-        raise NotImplementedError(f"{name}: PaddleRec's stages had it; {instead}.")
+        raise NotImplementedMistake(f"{name}: PaddleRec's stages had it; {instead}.")
 
     return refuse
 
@@ -211,7 +212,7 @@ class Context:
             **self._facts,
         }
         if name not in facts:
-            raise KeyError(
+            raise KeyMistake(
                 f"context[{name!r}]: no attribute of the experiment, and none of "
                 f"{', '.join(facts)}. What belongs to static graphs and the parameter server (exe, "
                 "place, fleet, programs and scopes) is not there; what the YAML file says is in "

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from expbase.base.errors import RuntimeMistake, ValueMistake
 from expbase.ranks.collectives import all_gather_object
 
 _NOTHING = "not there"
@@ -18,7 +19,7 @@ _NOTHING = "not there"
 def check_alike(facts: Mapping[str, str]) -> None:
     """Raises a ValueError if the ranks have different facts of one name; one collective."""
     if difference := first_difference(all_gather_object(dict(facts))):
-        raise ValueError(
+        raise ValueMistake(
             f"{difference}; expected the same on all ranks. Start each with the same config and "
             "the same data, and do what makes it on every rank alike."
         )
@@ -55,7 +56,7 @@ def first_difference(of_ranks: Sequence[Mapping[str, Any]]) -> str:
 def check_loops(begun: Sequence[int]) -> None:
     """Raises a RuntimeError if valid() began loops over its data on some ranks only."""
     if 0 in begun and any(begun):
-        raise RuntimeError(
+        raise RuntimeMistake(
             f"valid: valid_batches() was called on rank {begun.index(max(begun))} and not on rank "
             f"{begun.index(0)}, whose share of the data nobody validates. Call it on every rank: "
             "look for `if self.rank == 0`, @rank_zero_only or a return before it."

@@ -27,6 +27,7 @@ from paddle.distributed.fleet.base import topology
 
 from expbase.base.arrays import numbers
 from expbase.base.device import is_custom, kind_of
+from expbase.base.errors import Mistake, RuntimeMistake, ValueMistake
 from expbase.base.processes import ended_at_once_by_signals
 from expbase.config import ConfigError
 from expbase.ranks import store
@@ -42,7 +43,7 @@ _ARRIVED = 1 << 40  # each rank adds it, and the number of its place, to the cou
 _only_here = ContextVar("_only_here", default="")  # the function of rank_zero_only that runs
 
 
-class RankZeroError(RuntimeError):
+class RankZeroError(Mistake, RuntimeError):
     """Raised on the other ranks when something that only rank 0 does has failed there."""
 
 
@@ -101,7 +102,7 @@ def need_all_ranks(place: str) -> None:
         place: The name of the method that needs all ranks.
     """
     if (name := _only_here.get()) and world_size() > 1:
-        raise RuntimeError(
+        raise RuntimeMistake(
             f"{name}: {place} needs all ranks, and @rank_zero_only makes rank 0 alone come here. "
             "Take the decorator away, or call it outside of the function."
         )
@@ -219,7 +220,7 @@ def barrier(place: str) -> None:
         arrived = store.add(key, 0)
     if arrived % _ARRIVED != number * world_size():
         where = [f"rank {rank} at {at}" for rank, at in enumerate(all_gather_object(place))]
-        raise RuntimeError(
+        raise RuntimeMistake(
             f"the ranks wait for each other at different places: {', '.join(where)}. What needs "
             "all ranks must be called on each of them, and as often: look for `if self.rank == 0` "
             "or a return before it."
@@ -261,13 +262,13 @@ def weighted_average(
         ValueError: The weight is negative or nan, or the ranks name different metrics.
     """
     if not weight >= 0:
-        raise ValueError(f"average: weight {weight!r} given; expected 0 or more.")
+        raise ValueMistake(f"average: weight {weight!r} given; expected 0 or more.")
     here = dict(zip(metrics, numbers(metrics.values()), strict=True)) if weight else {}
     parts = [part for part in gather((here, weight)) if part[1]]
     names = parts[0][0].keys() if parts else ()
     if any(part.keys() != names for part, _ in parts):
         given = " and ".join(str(sorted(part)) for part, _ in parts)
-        raise ValueError(f"average: the ranks name different metrics: {given}.")
+        raise ValueMistake(f"average: the ranks name different metrics: {given}.")
     total = sum(weight for _, weight in parts)
     return {name: sum(part[name] * (weight / total) for part, weight in parts) for name in names}
 

@@ -28,8 +28,9 @@ from typing import Any, NamedTuple
 import paddle.distributed as dist
 
 from expbase.base.device import default_device, is_custom, kind_of, number_of_devices
+from expbase.base.error_text import sentence
+from expbase.base.errors import is_on_purpose
 from expbase.base.exit_codes import STOPPED, ExitCode, exit_code_of
-from expbase.base.on_purpose import is_on_purpose, sentence
 from expbase.base.processes import (
     die_with_parent,
     ending,

@@ -27,6 +27,7 @@ from multiprocessing.connection import wait
 
 import paddle.distributed as dist
 
+from expbase.base.errors import TimeoutMistake
 from expbase.base.exit_codes import STOPPED, exit_code_of
 from expbase.base.processes import die_with_parent, ending, machine
 from expbase.ranks import store
@@ -126,7 +127,7 @@ class Watch:
         while names := missing():
             waited = time.monotonic() - began
             if waited > self._limit:
-                raise TimeoutError(
+                raise TimeoutMistake(
                     f"{names}: did not come within {self._limit:.0f} s. Look whether its "
                     "process was started, what its log says, and whether its machine can be "
                     f"reached; to wait longer, set {LIMIT}."

@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from expbase.base.errors import TypeMistake
 from expbase.base.part import Part
 
 _NAMED = 5  # how many numbers that are not finite are named, at most
@@ -57,7 +58,7 @@ class Meter(Part):
             is_number = hasattr(value, "item") or isinstance(value, (int, float))
             if not is_number or math.prod(getattr(value, "shape", ())) != 1:
                 shown = f"of shape {[*value.shape]}" if hasattr(value, "shape") else repr(value)
-                raise TypeError(
+                raise TypeMistake(
                     f"log: {name!r} is {shown}; expected one number. Reduce it first, for example "
                     "with mean()."
                 )

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from expbase.base.errors import TypeMistake, ValueMistake
 from expbase.base.files import AppendedFile
 
 FILE_NAME = "vdlrecords.run.log"
@@ -76,7 +77,7 @@ class Visualizer:
             number = value.item() if hasattr(value, "item") else value
             float(number)
         except (TypeError, ValueError):  # of a text, or of an array of several
-            raise TypeError(f"{_said('add_scalar', tag, value)}; expected one number.") from None
+            raise TypeMistake(f"{_said('add_scalar', tag, value)}; expected one number.") from None
         self._add("scalar", tag, number, step)
 
     def add_image(self, tag: str, image: Any, step: int | None = None) -> None:
@@ -107,7 +108,7 @@ class Visualizer:
             TypeError: It is no figure.
         """
         if not hasattr(figure, "savefig"):
-            raise TypeError(
+            raise TypeMistake(
                 f"{_said('add_figure', tag, figure)}; expected a figure of matplotlib, of axes "
                 "`axes.figure`."
             )
@@ -125,7 +126,7 @@ class Visualizer:
             TypeError: It is no text.
         """
         if not isinstance(text, (str, bytes)):
-            raise TypeError(f"{_said('add_text', tag, text)}; expected a text.")
+            raise TypeMistake(f"{_said('add_text', tag, text)}; expected a text.")
         self._add("text", tag, text, step)
 
     def add_audio(
@@ -148,7 +149,7 @@ class Visualizer:
         sound = sound.squeeze() / (32768 if is_int16 else 1)
         loudest = abs(sound).max(initial=0)
         if sound.ndim != 1 or not sound.size or not np.isfinite(loudest):
-            raise ValueError(
+            raise ValueMistake(
                 f"{_said('add_audio', tag, samples)}, and values up to {loudest}; expected [N] "
                 "samples, floats from -1 to 1 or int16."
             )
@@ -173,7 +174,7 @@ class Visualizer:
         """
         numbers = _numbers("add_histogram", tag, values)
         if not np.isfinite(numbers).all():
-            raise ValueError(
+            raise ValueMistake(
                 f"{_said('add_histogram', tag, values)}, and values that are not finite; expected "
                 "finite numbers."
             )
@@ -181,11 +182,11 @@ class Visualizer:
 
     def _add(self, kind: str, tag: str, value: Any, step: Any, **options: Any) -> None:
         if not isinstance(tag, str):
-            raise TypeError(f"add_{kind}: tag={tag!r} given; expected a text.")
+            raise TypeMistake(f"add_{kind}: tag={tag!r} given; expected a text.")
         try:
             step = int(self._iteration() if step is None else step)
         except (TypeError, ValueError):
-            raise TypeError(
+            raise TypeMistake(
                 f"add_{kind}: {tag!r} has step={step!r}; expected a whole number, "
                 "self.iteration say."
             ) from None
@@ -257,7 +258,7 @@ class _RecordFile(AppendedFile):
         for value in record.values:
             kind = value.WhichOneof("one_value").replace("value", "scalar")
             if (first := self._kinds.setdefault(value.tag, kind)) != kind:
-                raise ValueError(
+                raise ValueMistake(
                     f"visualizer: the tag {value.tag!r} is used for {first} and for {kind}, of "
                     "which the board shows one only; expected another tag for the "
                     f"second: '{value.tag}/{kind}', say."
@@ -269,7 +270,7 @@ class _RecordFile(AppendedFile):
 def check_visualizer(visualizer: Any) -> None:
     """Raises a TypeError if self.visualizer is no Visualizer: VisualDL's writer lacks methods."""
     if not isinstance(visualizer, Visualizer):
-        raise TypeError(
+        raise TypeMistake(
             f"self.visualizer: is a {type(visualizer).__name__}; expected a class derived from "
             "expbase.record.visualizer.Visualizer, or another name."
         )
@@ -296,7 +297,7 @@ def _numbers(method: str, tag: Any, value: Any) -> Any:
         array = np.asarray(None)
     if array.dtype.kind not in "biuf":
         expected = "expected an array or a tensor of real numbers"
-        raise TypeError(f"{_said(method, tag, value)}; {expected}.")
+        raise TypeMistake(f"{_said(method, tag, value)}; {expected}.")
     return array
 
 
@@ -321,13 +322,13 @@ def _pixels(tag: Any, image: Any) -> Any:
             hint = " Of [C, H, W] it is image.transpose([1, 2, 0])."
         elif image.ndim == 4:
             hint = " Give one image of a batch: images[0]."
-        raise ValueError(
+        raise ValueMistake(
             f"{_said('add_image', tag, image)}; expected [H, W], [H, W, 1], [H, W, 3] or "
             f"[H, W, 4].{hint}"
         )
     highest = 1 if image.dtype.kind in "fb" else 255
     if not 0 <= image.min() <= image.max() <= highest:
-        raise ValueError(
+        raise ValueMistake(
             f"add_image: {tag!r} has values from {image.min()} to {image.max()}; expected floats "
             "from 0 to 1, or whole numbers from 0 to 255."
         )

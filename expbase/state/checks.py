@@ -8,6 +8,7 @@ from typing import Any
 import paddle
 
 from expbase.base.arrays import is_piece
+from expbase.base.errors import ValueMistake
 from expbase.state.optimizers import is_optimizer
 from expbase.state.parts import StatefulObjects, parameter_names, parameters_of
 from expbase.state.walk import unwrap
@@ -22,19 +23,19 @@ def steps_by_itself(value: Any) -> bool:
 def check_state(found: StatefulObjects, attributes: Iterable[Any]) -> None:
     """Raises a ValueError where training would fail, or would lose something."""
     if not found.layers:
-        raise ValueError(
+        raise ValueMistake(
             "setup_model: no paddle.nn.Layer is an attribute; expected one, self.model say."
         )
     there = found.optimizers or found.excluded_optimizers
     if not there and not any(map(steps_by_itself, attributes)):
-        raise ValueError(
+        raise ValueMistake(
             "setup_model: no optimizer is an attribute; expected one, self.optimizer say: of "
             "paddle.optimizer or derived from it, or an object with step and clear_grad, which "
             "you call yourself."
         )
     for name, optimizer in found.optimizers.items():
         if isinstance(optimizer, (paddle.optimizer.LBFGS, paddle.incubate.LookAhead)):
-            raise ValueError(
+            raise ValueMistake(
                 f"self.{name}: paddle's {type(optimizer).__name__} does not continue exactly from "
                 f"its state. To accept that, call exclude_from_state({name!r}): a resumed run "
                 "begins it anew."
@@ -44,7 +45,7 @@ def check_state(found: StatefulObjects, attributes: Iterable[Any]) -> None:
     for name, optimizer in found.optimizers.items():
         unknown = [p.name for p in parameters_of(optimizer) if p.name not in names]
         if unknown:
-            raise ValueError(
+            raise ValueMistake(
                 f"self.{name}: updates {len(unknown)} parameters of no layer among the attributes "
                 f"({unknown[0]} …), so they would not be saved. Make their layer an attribute."
             )
@@ -56,7 +57,7 @@ def _check_sharding(found: StatefulObjects) -> None:
     if "GroupShardedStage3" in stages or any(
         hasattr(optimizer, "_slice_params") for optimizer in found.optimizers.values()
     ):
-        raise ValueError(
+        raise ValueMistake(
             "setup_model: fleet's split_param and group_sharded_parallel's p_g_os divide single "
             "parameters, which a checkpoint cannot hold; expected split_param=False, or os or os_g."
         )

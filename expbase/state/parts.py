@@ -25,6 +25,7 @@ from paddle.optimizer.lr import LRScheduler
 
 from expbase.base.any_object import state_setter
 from expbase.base.arrays import Array, describe, is_piece, local
+from expbase.base.errors import ValueMistake
 from expbase.base.generators import GENERATORS, generator_kind
 from expbase.base.json_values import Names
 from expbase.base.part import Part
@@ -323,7 +324,7 @@ def found_in(
         found.parameters = {n: p for n, p in found.parameters.items() if id(p) not in of_layers}
     for name in (*found.layers, *found.optimizers):
         if "/" in name:
-            raise ValueError(f"self.{name}: has a '/' in it; expected names that files can have.")
+            raise ValueMistake(f"self.{name}: has a '/' in it; expected names that files can have.")
     return found
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from paddle.nn import Layer
 
+from expbase.base.errors import AttributeMistake, RuntimeMistake
 from expbase.state.paths import Spot, spot_at
 from expbase.state.value_kinds import CODE
 from expbase.state.walk import LOADERS, Walk
@@ -56,11 +57,11 @@ class Reach:
     def _name(self, noted: list[str], names: tuple[str, ...]) -> None:
         """Adds paths to `registered` or `excluded`; an error after setup, or if one is missing."""
         if self.is_named:
-            raise RuntimeError("state is named in setup_model; a resumed run must know it then.")
+            raise RuntimeMistake("state is named in setup_model; a resumed run must know it then.")
         for name in names:
             is_beyond = name.startswith(BEYOND) or self._is_code(name)
             if not (is_beyond or self.spot(name).is_there):
-                raise AttributeError(f"self.{name} does not exist; set it before you name it.")
+                raise AttributeMistake(f"self.{name} does not exist; set it before you name it.")
             if name not in noted:
                 noted.append(name)
         self.last_walk = None

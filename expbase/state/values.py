@@ -28,6 +28,7 @@ from paddle.base.framework import EagerParamBase
 
 from expbase.base.any_object import state_setter
 from expbase.base.arrays import describe
+from expbase.base.errors import RuntimeMistake
 from expbase.base.generators import GENERATORS, generator_kind
 from expbase.base.json_values import Decoder, Encoded, Encoder, Names, not_savable
 from expbase.base.part import Part
@@ -475,7 +476,7 @@ def _refuse_unnamed(place: Place, names: Names) -> None:
     """Raises a RuntimeError for a part of a layer that no start could load: it has no name."""
     is_part = isinstance(place.node, LayerNode) and isinstance(place.value, _PARTS)
     if is_part and names.name_of(place.value) is None:
-        raise RuntimeError(
+        raise RuntimeMistake(
             f"self.{place.path}: appeared after setup, while what was there is used still; a "
             "resumed run would not have it when its state is restored. Make in setup_model all "
             "that training needs, and use a part of it; or exclude_from_state it there."

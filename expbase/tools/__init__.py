@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from expbase.base.errors import ValueMistake
 from expbase.checkpoint.layout import CheckpointError
 from expbase.help_text import Paragraphs
 
@@ -43,4 +44,4 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
-        raise ValueError(f"{folder}: exists already. Delete it, or give another name.") from None
+        raise ValueMistake(f"{folder}: exists already. Delete it, or give another name.") from None

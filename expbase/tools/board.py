@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from expbase.base.errors import ValueMistake
 from expbase.base.files import regular
 from expbase.base.processes import die_with_parent
 from expbase.record.visualizer import FILE_NAME, RECORD_HEAD
@@ -122,7 +123,7 @@ def show(folder: Path, copies: Path, host: str, port: int, say: Callable[[], obj
                 return
             time.sleep(1)
         said = log.read_text(errors="replace").strip().rpartition("\n")[2]
-        raise ValueError(f"VisualDL ended with exit code {server.returncode}: {said}")
+        raise ValueMistake(f"VisualDL ended with exit code {server.returncode}: {said}")
     finally:
         kill(server)
 
@@ -154,13 +155,13 @@ def free_port(host: str, port: int) -> int:
         ValueError: It cannot be had.
     """
     if not 0 <= port <= 65535:
-        raise ValueError(f"--port: {port} given; expected 0 to 65535.")
+        raise ValueMistake(f"--port: {port} given; expected 0 to 65535.")
     try:
         with socket.create_server((host, port)) as tried:
             return int(tried.getsockname()[1])
     except OSError as error:
         reason = str(error.strerror).partition(" (")[0]
-        raise ValueError(
+        raise ValueMistake(
             f"--port {port}, --host {host}: {reason}; expected a port that nobody uses, --port 0 "
             "for any such one, and an address of this machine."
         ) from error
@@ -182,7 +183,7 @@ def main(args: argparse.Namespace) -> int:
     with ended_by_signals(), _room_for_copies() as directory:
         copies = directory / folder.name
         if not record_files(folder, copies):
-            raise ValueError(
+            raise ValueMistake(
                 f"no runs with VisualDL records below {folder}. A run has some as soon as it has "
                 "logged a line."
             )

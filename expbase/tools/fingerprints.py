@@ -30,7 +30,7 @@ from typing import Any
 from expbase.base.files import checksum_of, write_single_file
 from expbase.base.json_values import checksum
 from expbase.checkpoint import layout
-from expbase.defaults import fill
+from expbase.config import fill
 from expbase.experiment import ExperimentBase
 from expbase.front import users_class
 from expbase.tools.process import run_script

@@ -18,9 +18,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from expbase.base.did_you_mean import did_you_mean
+from expbase.base.errors import ValueMistake
 from expbase.base.json_lines import json_value
 from expbase.base.streams import shown
-from expbase.config import nearest
 from expbase.tools import add_tool, seeds
 from expbase.tools.runs import Run, find, find_differences, printable, read_run
 
@@ -153,9 +154,9 @@ def _check_columns(option: str, names: Sequence[str], runs: Sequence[Run]) -> No
     known = {*_COLUMNS}.union(*map(_values, runs))
     for name in names:
         if name not in known:
-            near = [f"Did you mean {one!r}?" for one in nearest(name, sorted(known), 0.5)]
-            [hint] = near or [f"Expected {', '.join(_COLUMNS)}, a metric or a config value."]
-            raise ValueError(f"{option}: unknown column {name!r}. {hint}")
+            hint = f" Expected {', '.join(_COLUMNS)}, a metric or a config value."
+            hint = did_you_mean(name, sorted(known), otherwise=hint)
+            raise ValueMistake(f"{option}: unknown column {name!r}.{hint}")
 
 
 def _values(run: Run) -> dict[str, Any]:

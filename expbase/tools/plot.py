@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from expbase.base.errors import ValueMistake
 from expbase.record.metrics import METRICS
 from expbase.tools import add_tool, seeds
 from expbase.tools.runs import Run, find, find_differences, metric_lines, printable, read_run
@@ -42,7 +43,7 @@ def curves(run: Path) -> dict[str, Curve]:
             if "/" in name and not isinstance(value, str):  # "nan", "inf"
                 found.setdefault(name, {})[line["iteration"]] = value
     if not found:
-        raise ValueError(
+        raise ValueMistake(
             f"{path}: no metrics; expected the output directory of a run that has logged something."
         )
     return found
@@ -61,7 +62,7 @@ def chosen(found: Iterable[Mapping[str, Curve]], wanted: Sequence[str]) -> list[
     for word in wanted:
         fitting = [name for name in names if f"/{name}".endswith(f"/{word}")]
         if not fitting:
-            raise ValueError(f"--metrics: {word!r} given; expected some of {', '.join(names)}.")
+            raise ValueMistake(f"--metrics: {word!r} given; expected some of {', '.join(names)}.")
         picked += fitting
     return list(dict.fromkeys(picked))
 
@@ -226,9 +227,9 @@ def _grouped(found: Mapping[str, Mapping[str, Curve]], runs: Sequence[Run]) -> d
 
 def main(args: argparse.Namespace) -> int:
     if not 0 <= args.smooth < 1:
-        raise ValueError(f"--smooth: {args.smooth:g} given; expected 0 or more, and less than 1.")
+        raise ValueMistake(f"--smooth: {args.smooth:g} given; expected 0 or more, and less than 1.")
     if args.output.suffix.lower() not in _FORMATS:
-        raise ValueError(f"--output: {args.output} given; expected {', '.join(_FORMATS)}.")
+        raise ValueMistake(f"--output: {args.output} given; expected {', '.join(_FORMATS)}.")
     paths = [run for path in args.runs for run in _runs_at(path)]
     named = {str(path) if path.name else path.resolve().name: path for path in paths}
     found = {name: curves(path) for name, path in named.items()}

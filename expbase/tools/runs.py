@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from expbase.base.errors import ValueMistake
 from expbase.base.files import DAMAGES, regular
 from expbase.base.json_lines import json_lines
 from expbase.base.streams import shown
@@ -44,7 +45,7 @@ def find(folder: Path) -> list[Path]:
         ValueError: There is no such folder.
     """
     if not folder.is_dir():
-        raise ValueError(f"{folder}: no such directory; expected one with runs in it.")
+        raise ValueMistake(f"{folder}: no such directory; expected one with runs in it.")
     found = []
     for directory, names, _ in os.walk(folder):
         names[:] = [name for name in names if not name.startswith(".")]

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from expbase.base.errors import ValueMistake
 from expbase.base.files import DAMAGES
 from expbase.checkpoint import layout, storage
 from expbase.config import differences
@@ -44,7 +45,7 @@ def main(args: argparse.Namespace) -> int:
             print(printable(line))
         return 0
     if not (path / CONFIG).is_file() and not (path / LEDGER).is_file():
-        raise ValueError(f"{path}: holds no run; expected the output directory of one.")
+        raise ValueMistake(f"{path}: holds no run; expected the output directory of one.")
     for line in describe(path, read_run(path, str(path))):
         print(printable(line))
     return 0

@@ -26,6 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from expbase.base.errors import ValueMistake
 from expbase.base.json_lines import json_lines
 from expbase.checkpoint import layout
 from expbase.checkpoint.named import find_at
@@ -100,9 +101,9 @@ def _device(words: Sequence[str]) -> str:
 
 def main(args: argparse.Namespace) -> int:
     if bool(args.script) == bool(args.module):
-        raise ValueError("expected a training script, or -m and a module.")
+        raise ValueMistake("expected a training script, or -m and a module.")
     if args.script and not Path(args.script).is_file():
-        raise ValueError(f"{args.script}: no such file; expected a training script.")
+        raise ValueMistake(f"{args.script}: no such file; expected a training script.")
     make_folder(args.output)  # a new one: other files in it could not be compared
     straight = Side(args, "straight", args.ranks[:1])
     others = [Side(args, f"straight-{number}", [number]) for number in args.ranks[1:]]
@@ -235,9 +236,9 @@ class Side:
             if "relative import with no known parent" in tail:
                 hint = " What is started as python -m package.train is given as -m package.train."
             name = self.directory.name
-            raise ValueError(f"the run {name!r} ended with code {code}.{hint}\n{tail}")
+            raise ValueMistake(f"the run {name!r} ended with code {code}.{hint}\n{tail}")
         if not layout.listed(self.directory / layout.FOLDER):
-            raise ValueError(
+            raise ValueMistake(
                 f"{self._script}: made no checkpoint in {self.directory}; expected a script "
                 "that makes one experiment, in its own process, with --output as its directory."
             )
@@ -245,7 +246,7 @@ class Side:
     def check_shares(self) -> None:
         """Raises a ValueError if the run has no shares."""
         if not load_yaml(self.directory / CONFIG)["training"]["shares"]:
-            raise ValueError(
+            raise ValueMistake(
                 f"--ranks: {self._script} has training.shares=0, so the bits depend on the "
                 "number of processes; expected `-- training.shares=4 "
                 "training.accumulation_steps=1`, or these in its config, and `for batch in "
@@ -268,7 +269,9 @@ class Side:
             if not killed_path(self.directory).exists():
                 lines = self._stderr.read_text(errors="replace").split("\n")
                 last = next((line for line in reversed(lines) if line.strip()), "nothing said")
-                raise ValueError(f"the run ended before it was killed: {last}; see {self._stderr}.")
+                raise ValueMistake(
+                    f"the run ended before it was killed: {last}; see {self._stderr}."
+                )
             print(f"  killed {killed_path(self.directory).read_text()}", flush=True)
         self.finish()
 

@@ -36,9 +36,9 @@ from test_readme import parser_of_tools
 
 from expbase import ExperimentBase, default_argument_parser
 from expbase.cli import add_options_of_main
-from expbase.defaults import resolved
 from expbase.extras import mixins
 from expbase.record.visualizer import Visualizer
+from expbase.training import resolved
 
 # --- tables ----------------------------------------------------------------------------------
 

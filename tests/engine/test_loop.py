@@ -9,7 +9,7 @@ import paddle
 import pytest
 from tiny import DEVICE, Helped, Notes, Tiny, curve, make, metrics, same_bits, saved, trained
 
-from expbase import defaults, main, on
+from expbase import main, on, training
 from expbase.checkpoint.layout import NonFiniteError
 from expbase.config import load_yaml
 
@@ -384,7 +384,7 @@ def test_a_pending_nan_that_is_allowed_does_not_stop_a_save(tmp_path: Path, poli
 def test_epochs_that_are_asked_for_are_trained_although_there_is_a_limit_by_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(defaults, "_LIMIT", 10)  # of 10 batches an epoch
+    monkeypatch.setattr(training, "_LIMIT", 10)  # of 10 batches an epoch
     options = ["--device", DEVICE, "training.save_interval=0", "training.valid_interval=0"]
     exp = main(Tiny, argv=["--output", str(tmp_path / "two"), *options, "training.max_epoch=2"])
     assert (exp.iteration, exp.internals.epochs_ended, exp.finished) == (20, 2, True)

@@ -220,11 +220,11 @@ def test_a_validation_of_which_no_rank_has_a_batch_is_an_error_on_each(probed: P
     stream = given + "has a Nothing of unknown length, batch_size=4, drop_last=False."
     empty = given + "is a list of 0 batches."
     for of in [*facts(probed, 1), *facts(probed)]:
-        expected = [f"ValueError('{text.format('evaluate')}')" for text in (six, empty, stream)]
+        expected = [f"ValueMistake('{text.format('evaluate')}')" for text in (six, empty, stream)]
         assert of["evaluate"] == of["ended"] == expected
-        expected = [f"ValueError('{text.format('predict')}')" for text in (empty, stream)]
+        expected = [f"ValueMistake('{text.format('predict')}')" for text in (empty, stream)]
         assert of["predict"] == expected
-        assert of["averaged"] == f"ValueError('{empty.format('evaluate')}')"
+        assert of["averaged"] == f"ValueMistake('{empty.format('evaluate')}')"
     for of in facts(probed):
         assert of["one has none"] == 1
 

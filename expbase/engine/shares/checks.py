@@ -7,6 +7,7 @@ from typing import Any
 
 import paddle
 
+from expbase.base.errors import RuntimeMistake, ValueMistake
 from expbase.checkpoint.layout import ARRAYS
 from expbase.checkpoint.rank_comparison import Name
 from expbase.checkpoint.rank_state import trained_names
@@ -31,7 +32,7 @@ def check_whole(found: StatefulObjects) -> None:
     across = (paddle.nn.SyncBatchNorm, paddle.DataParallel)
     names = [f"{type(part).__name__} {name}" for name, part in parts if isinstance(part, across)]
     if names := [*names, *sorted(found.pieces()), *found.sharded()]:
-        raise ValueError(
+        raise ValueMistake(
             f"training.shares: {names[0].strip()} depends on the number of ranks; expected layers "
             "in self.data_parallel, BatchNorm, of which each share has statistics, and no sharding."
         )
@@ -55,7 +56,7 @@ def refuse_different(
             what = "a value"
             hint = "the same on all, or register_stateful of it with by_share=True"
         if names or of_others:
-            raise RuntimeError(
+            raise RuntimeMistake(
                 f"self.{(names or of_others)[0]}: {what} that is another one on rank {rank} than "
                 f"on rank 0, and would depend on their number; with training.shares expected "
                 f"{hint}, or exclude_from_state, if training does not depend on it."

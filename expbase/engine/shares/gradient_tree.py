@@ -23,6 +23,7 @@ import paddle
 import paddle.distributed as dist
 
 from expbase.base.arrays import LABELS, dtype_name
+from expbase.base.errors import TypeMistake
 from expbase.base.gradients import gradient, set_gradient
 from expbase.ranks import collectives
 
@@ -79,7 +80,7 @@ class GradientTree:
             if grad is None:
                 continue
             if grad.is_selected_rows():
-                raise TypeError(
+                raise TypeMistake(
                     f"self.{path}: has a sparse gradient, which training.shares cannot add; "
                     "expected an Embedding with sparse=False."
                 )

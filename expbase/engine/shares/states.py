@@ -29,6 +29,7 @@ import numpy as np
 
 from expbase.base.any_object import state_setter
 from expbase.base.arrays import Array
+from expbase.base.errors import RuntimeMistake
 from expbase.base.generators import (
     generator_kind,
     generator_state,
@@ -151,7 +152,7 @@ class ShareStates(Part):
         now = self._look(self._state.saved(), with_tensors=bool(before.frozen))
         for path, value in now.frozen.items():
             if before.frozen.get(path, value) != value:
-                raise RuntimeError(
+                raise RuntimeMistake(
                     f"self.{path}: a weight that is not trained has changed within the loop over "
                     "micro_batches(), which is shorter with more ranks. Change it outside of the "
                     "loop, or make it a statistic, by register_buffer: of these each share has its "
@@ -161,7 +162,7 @@ class ShareStates(Part):
             if is_same(before.values.get(path), value) or _is_filled(path, before, now):
                 continue
             path = path.removesuffix("[:]")
-            raise RuntimeError(
+            raise RuntimeMistake(
                 f"self.{path}: a value that has changed within the loop over micro_batches(), "
                 "which is shorter with more ranks. Change it outside of the "
                 f"loop, or call in setup_model register_stateful({path!r}, by_share=True), so that "

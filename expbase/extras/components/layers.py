@@ -21,6 +21,7 @@ import paddle
 from paddle.static import InputSpec
 
 from expbase.base.arrays import describe
+from expbase.base.errors import ValueMistake
 from expbase.base.streams import show
 
 Specs = Sequence[InputSpec]
@@ -71,7 +72,7 @@ class Reader(paddle.io.Dataset):  # type: ignore[misc]  # paddle has no types
         place = f"reader {type(self).__name__}"
         names = [spec.name for spec in _declared(f"{place}: outputs_attr", self.outputs_attr)]
         if name not in names:
-            raise ValueError(f"{place}: {name!r} is asked for; it returns {_names(names)}.")
+            raise ValueMistake(f"{place}: {name!r} is asked for; it returns {_names(names)}.")
         self._registered.add(name)
 
     def register_with(self, model: Composed | Backbone) -> None:
@@ -241,7 +242,7 @@ class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
             ValueError: The phase is another one.
         """
         if phase not in PHASES:
-            raise ValueError(f"phase: {phase!r} given; expected train or predict.")
+            raise ValueMistake(f"phase: {phase!r} given; expected train or predict.")
         parts = (self.backbone, *self.heads.values())
         others = [(part, part.phase) for part in parts if part.phase != phase]
         for part, _ in others:
@@ -296,13 +297,15 @@ class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
             ValueError: A head takes from one that is not there, or its own output.
         """
         if head in waiting:
-            raise ValueError(f"head {head}: takes its own output: {' ← '.join([*waiting, head])}.")
+            raise ValueMistake(
+                f"head {head}: takes its own output: {' ← '.join([*waiting, head])}."
+            )
         found: list[str] = []
         for component in self.find_head(head).inputs_attrs:
             if component in _BELOW:
                 continue
             if component not in self.heads:
-                raise ValueError(
+                raise ValueMistake(
                     f"head {head} takes from {component!r}; expected reader, backbone or a head of "
                     f"the model, which has {_names(self.heads)}."
                 )
@@ -316,7 +319,7 @@ class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
         _declared(f"{backbone}: outputs_attr", self.backbone.outputs_attr)
         for name, head in self.heads.items():
             if name in _BELOW:
-                raise ValueError(f"head {name!r}: means the {name} here. Give it another name.")
+                raise ValueMistake(f"head {name!r}: means the {name} here. Give it another name.")
             for component, specs in head.inputs_attrs.items():
                 _declared(f"head {name}: inputs_attrs[{component!r}]", specs)
             _declared(f"head {name}: outputs_attr", head.outputs_attr)
@@ -335,7 +338,7 @@ class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
             ValueError: There is none.
         """
         if name not in self.heads:
-            raise ValueError(f"head {name!r}: not in the model, which has {_names(self.heads)}.")
+            raise ValueMistake(f"head {name!r}: not in the model, which has {_names(self.heads)}.")
         head: Head = self.heads[name]
         return head
 
@@ -403,7 +406,7 @@ class _Prediction(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
 def _declared(place: str, specs: Any) -> Specs:
     """Returns a declaration; a ValueError if it is no list of InputSpec with names."""
     if isinstance(specs, Mapping) or not all(isinstance(s, InputSpec) and s.name for s in specs):
-        raise ValueError(
+        raise ValueMistake(
             f"{place}: {specs!r} given; expected a list of InputSpec with names, as "
             "[InputSpec([-1, 4], 'float32', 'point')]."
         )
@@ -415,12 +418,16 @@ def _check(place: str, specs: Specs, found: Mapping[str, Any]) -> None:
     """Compares the tensors of a batch with a declaration; it takes 2 µs for each."""
     for spec in specs:
         if spec.name not in found:
-            raise ValueError(f"{place} {spec.name!r}, {describe(spec)}; there is {_names(found)}.")
+            raise ValueMistake(
+                f"{place} {spec.name!r}, {describe(spec)}; there is {_names(found)}."
+            )
         tensor = found[spec.name]
         sizes = zip(spec.shape, tensor.shape, strict=False)  # below 0: a size that varies
         is_like_it = len(spec.shape) == len(tensor.shape) and all(a in (-1, b) for a, b in sizes)
         if spec.dtype != tensor.dtype or not is_like_it:
-            raise ValueError(f"{place} {spec.name!r}, {describe(spec)}; it is {describe(tensor)}.")
+            raise ValueMistake(
+                f"{place} {spec.name!r}, {describe(spec)}; it is {describe(tensor)}."
+            )
 
 
 def _names(names: Iterable[Any]) -> str:

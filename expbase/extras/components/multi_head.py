@@ -18,6 +18,7 @@ import paddle
 
 from expbase.base import rng
 from expbase.base.arrays import to_numpy
+from expbase.base.errors import ValueMistake
 from expbase.config import Config
 from expbase.data.loaders import Shard, adapt_loader
 from expbase.data.position import DataPosition
@@ -198,14 +199,14 @@ def _epoch_inputs(head: Head, parts: Mapping[str, Any]) -> dict[str, Any]:
     place = f"head {head.head_name}: epoch_inputs_attrs"
     for component, specs in head.epoch_inputs_attrs.items():
         if component not in parts:
-            raise ValueError(
+            raise ValueMistake(
                 f"{place} name {component!r}; expected reader or backbone. What another head has "
                 "collected is its get_results()."
             )
         outputs = parts[component].get_epoch_outputs()
         names = [getattr(spec, "name", spec) for spec in specs]
         if missing := [name for name in names if name not in outputs]:
-            raise ValueError(
+            raise ValueMistake(
                 f"{place} ask the {component} for {missing[0]!r}; its get_epoch_outputs returns "
                 f"{', '.join(outputs) or 'nothing'}."
             )

@@ -1,15 +1,12 @@
-"""Exceptions that expbase raises on purpose: the text says what to do, a traceback would hide it.
+"""An error as a sentence on the terminal, below the line of the user's code that led to it.
 
-Such an exception comes from a `raise` of this package, and has no other exception as its cause. On
-the terminal it is a sentence, below the line of the user's code that led to it; a log has its
-traceback.
+A traceback would hide what the text of a Mistake says; a log has it.
 
     if is_on_purpose(error): print(sentence("train.py", error))
 """
 
 from __future__ import annotations
 
-import dis
 import sys
 import traceback
 from collections.abc import Iterator
@@ -18,19 +15,6 @@ from types import TracebackType
 _OURS = __name__.partition(".")[0]
 # Modules whose lines say nothing to a user.
 _OF_OTHERS = {*sys.stdlib_module_names, "paddle"}
-_RAISE = dis.opmap["RAISE_VARARGS"]
-
-
-def is_on_purpose(error: BaseException) -> bool:
-    """Returns whether expbase has raised an error by itself: with a text, and without a cause."""
-    has_other = error.__cause__ or (error.__context__ and not error.__suppress_context__)
-    frames = [*_frames(error)]
-    if has_other or not frames or not str(error):
-        return False
-    last = frames[-1]
-    # Else Python or C code has raised it: a mistake in expbase, or an error of another package.
-    is_raised = last.tb_frame.f_code.co_code[last.tb_lasti] == _RAISE
-    return is_raised and _module(last) == _OURS
 
 
 def sentence(prog: str, error: BaseException) -> str:

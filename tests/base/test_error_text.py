@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import errno
+import pickle
 import sys
 from pathlib import Path
 from typing import Any
 
 import paddle
 import pytest
-from tiny import Tiny, trained
+from tiny import Tiny, make, trained
 
+from expbase.base.error_text import sentence, users_line
+from expbase.base.errors import OSMistake, is_on_purpose
 from expbase.base.exit_codes import exit_code_of
-from expbase.base.on_purpose import is_on_purpose, sentence, users_line
 from expbase.checkpoint.layout import CheckpointError
 from expbase.cli import report_user_errors
+from expbase.config import ConfigError
 from expbase.engine.evaluation import named_scalars
 from expbase.engine.life import Life
 from expbase.record.meter import Meter
@@ -70,6 +73,16 @@ def test_ours_is_what_a_raise_of_expbases_made_with_a_text_and_for_no_other_erro
         ValueError("raised nowhere"),
     ]
     assert [error for error in others if is_on_purpose(error)] == []
+
+
+def test_a_mistake_is_caught_by_pythons_class_too(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^config: 1 given"):
+        raise ConfigError("config: 1 given")
+    error = pickle.loads(pickle.dumps(OSMistake(errno.EFBIG, "too long", "metrics.jsonl")))
+    assert (error.strerror, error.filename) == ("too long", "metrics.jsonl")
+    missing = raised_by(getattr, make(Tiny, tmp_path), "clip_gradients")
+    assert isinstance(missing, AttributeError)
+    assert (missing.name, is_on_purpose(missing)) == ("clip_gradients", True)
 
 
 def test_a_mistake_in_the_experiment_is_mended_by_no_other_start() -> None:
