@@ -9,13 +9,13 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from expbase._version import __version__
-from expbase.base import namesake
-from expbase.base.streams import say, show_any_character
+from expbase.base import other_expbase
+from expbase.base.terminal import say, show_any_character
 from expbase.help_text import check_system
 
 TOOLS = {
     "new": "tools.new",
-    "run": "extras.runner",
+    "run": "extras.yaml_runner",
     "board": "tools.board",
     "ls": "tools.ls",
     "plot": "tools.plot",
@@ -38,10 +38,10 @@ def parser_of(names: Iterable[str]) -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one tool; returns its exit code."""
     show_any_character()
-    if wrong := namesake.broken(__version__):  # before the tools, which may need what is gone
+    if wrong := other_expbase.broken(__version__):  # before the tools, which may need what is gone
         say(f"python -m expbase: error: {wrong}")
         return 1
-    for text in namesake.told():
+    for text in other_expbase.told():
         say(f"python -m expbase: {text}")
     words = list(sys.argv[1:] if argv is None else argv)
     asked = [name for name in words[:1] if name in TOOLS]

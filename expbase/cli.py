@@ -20,15 +20,15 @@ from expbase.base.error_text import sentence
 from expbase.base.errors import add_note, is_on_purpose
 from expbase.base.exit_codes import ExitCode, exit_code_of
 from expbase.base.processes import ended_by_sigterm
-from expbase.base.streams import say, show, show_any_character
+from expbase.base.terminal import say, show, show_any_character
 from expbase.checkpoint.layout import CheckpointError
 from expbase.checkpoint.model_files import WeightsError
 from expbase.config import Config, ConfigError, defaults_of, dump_yaml, flatten
 from expbase.engine.run_dir import CONFIG
 from expbase.engine.start import Options, check_platform, output_of
 from expbase.experiment import E, ExperimentBase
-from expbase.front import in_front, put_in_front, set_in_front
 from expbase.help_text import Paragraphs
+from expbase.mixins_in_front import in_front, put_in_front, set_in_front
 from expbase.ranks import collectives
 from expbase.smoke import Smoke
 from expbase.training import check_training, resolved

@@ -408,7 +408,7 @@ def _takes(node: Any, name: str) -> bool:
 
 def _parsed(text: str, source: str) -> Any:
     try:
-        loaded = yaml_words.parse(text)
+        loaded = yaml_words.parse_words(text)
         repr(loaded)  # a number of very many digits can be read, as 0x…, and not be written
         return loaded
     # Its constructors end in any of these: at `!!bool x`, say.

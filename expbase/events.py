@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from expbase.base.any_object import definer, module_of
 from expbase.base.did_you_mean import did_you_mean, nearest
 from expbase.base.errors import TypeMistake, ValueMistake
-from expbase.front import is_trial
+from expbase.mixins_in_front import is_trial
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -27,13 +27,13 @@ from expbase.engine.run import Run
 from expbase.engine.start import Start, check_arguments, check_attribute, raise_no_attribute
 from expbase.engine.stop import StopReason
 from expbase.events import Events
-from expbase.front import with_mixins
+from expbase.mixins_in_front import with_mixins
 from expbase.ranks import collectives
 from expbase.record.visualizer import Visualizer
 from expbase.state.walk import unwrap
 
 try:
-    from expbase.doctor.visit import visit
+    from expbase.doctor.guest import visit
 except ModuleNotFoundError:  # its folder was taken away, and training is the same
     visit = None  # type: ignore[assignment]
 

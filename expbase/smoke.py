@@ -13,11 +13,11 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from expbase.base.streams import show
+from expbase.base.terminal import show
 from expbase.config import ConfigError, fill
 from expbase.events import on
 from expbase.experiment import ExperimentBase
-from expbase.front import users_class
+from expbase.mixins_in_front import users_class
 
 UPDATES = 2
 VALIDATION_BATCHES = 2

@@ -20,7 +20,7 @@ import pytest
 # What takes longest begins first, so that no core waits for it at the end.
 _FIRST = """
     pretend proofs readme watch stop evaluate_and_export evaluation resume experiment
-    safe_first runner mixins verify distributed provenance first_updates update rank_state
+    safe_first yaml_runner mixins verify distributed provenance first_updates update rank_state
     restarts launch progress_bar board experiments
 """.split()
 

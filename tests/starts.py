@@ -13,8 +13,8 @@ from typing import Any
 
 from expbase.base import json_values
 from expbase.base.arrays import Array, parse, serialize
-from expbase.doctor.file import FILE
-from expbase.doctor.outside import Audit
+from expbase.doctor.doctor_file import FILE
+from expbase.doctor.outside_attributes import Audit
 from expbase.state.attributes import UserState
 
 

@@ -23,7 +23,7 @@ from expbase import Config, ConfigError, ExperimentBase, default_argument_parser
 from expbase.checkpoint.layout import CheckpointError
 from expbase.cli import load_config, report_user_errors
 from expbase.config import fill_in, load_yaml
-from expbase.front import put_in_front
+from expbase.mixins_in_front import put_in_front
 from expbase.ranks import collectives, launch
 from expbase.training import resolved
 

@@ -27,9 +27,9 @@ from tiny import (
 )
 
 from expbase import Config, ConfigError, ExperimentBase
-from expbase.engine.life import Life
+from expbase.engine.run_states import Life
 from expbase.extras.all_events import AllEvents
-from expbase.front import put_in_front
+from expbase.mixins_in_front import put_in_front
 from expbase.smoke import Smoke
 
 # --- construction ------------------------------------------------------------------------------

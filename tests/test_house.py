@@ -16,7 +16,7 @@ from tiny import Tiny, make, trained
 from expbase import ExperimentBase
 from expbase.base.errors import Mistake
 from expbase.checkpoint import pdparams  # noqa: F401  # its own error, too
-from expbase.engine.life import Step
+from expbase.engine.run_states import Step
 from expbase.events import Events
 
 PACKAGE = Path(__file__).parent.parent / "expbase"
@@ -102,7 +102,7 @@ def test_nothing_knows_the_doctor_but_one_line_of_the_experiment() -> None:
 WARNED = """
     checkpoint.checkpointer checkpoint.model_files checkpoint.rank_comparison engine.evaluation
     engine.loop engine.report engine.resume engine.run engine.start engine.subscribers ranks.hang
-    record.visualizer state.told
+    record.visualizer state.unsavable
 """
 
 
@@ -198,7 +198,7 @@ def test_a_run_says_nothing_but_by_what_outlives_its_terminal() -> None:
     bare = [
         f"{name_of(path)}:{node.lineno}"
         for path in FILES
-        if not name_of(path).startswith(("base.streams", "tools.", "checkpoint.unpickler"))
+        if not name_of(path).startswith(("base.terminal", "tools.", "checkpoint.unpickler"))
         for node in nodes(path)
         if isinstance(node, ast.Call) and re.fullmatch(written, ast.unparse(node.func))
     ]

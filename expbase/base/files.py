@@ -24,7 +24,7 @@ from typing import IO, Any
 import numpy as np
 
 from expbase.base.errors import OSMistake
-from expbase.base.streams import say
+from expbase.base.terminal import say
 from expbase.base.threads import result_of
 
 # The exceptions that a wrong value in a damaged file may raise.

@@ -4,7 +4,7 @@ YAML 1.1, which PyYAML follows, takes `010` for 8, `1:30` for 90, `no` for false
 date. Only the default value of a key tells what was meant; so each scalar without quotes comes as a
 Word.
 
-    tree = parse("id: 010")       # {"id": Word("010")}
+    tree = parse_words("id: 010")       # {"id": Word("010")}
     values_of(tree)               # {"id": "010"}: where nothing tells more
     number_in("010")              # 10
 """
@@ -83,7 +83,7 @@ def values_of(tree: Any) -> Any:
     ]
 
 
-def parse(text: str) -> Any:
+def parse_words(text: str) -> Any:
     """Returns the dicts, lists and scalars of a YAML text; its keys are texts.
 
     A scalar without quotes is a Word, one with quotes a text.
@@ -95,7 +95,7 @@ def parse(text: str) -> Any:
 
 
 def dump(value: Any) -> str:
-    """Returns a value of dicts, lists and scalars as text that `parse` reads back to the same."""
+    """Returns a value of dicts, lists and scalars as text that `parse_words` reads to the same."""
     text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
     return text
 

@@ -93,7 +93,7 @@ def read_weights(path: Path) -> dict[str, Weights]:
         if path.suffix == ".pdparams":
             from expbase.checkpoint import pdparams  # here: few runs read one, and it takes 2 ms
 
-            return {"": pdparams.parse(path)}
+            return {"": pdparams.read_arrays(path)}
     except (OSError, ValueError, CheckpointError) as error:
         raise WeightsError(f"{path}: cannot be read: {error}") from error
     raise WeightsError(

@@ -4,7 +4,7 @@ Such a file is a pickle, and a pickle is a program: it names functions and calls
 its own reads it, `unpickler.py`, with limits on memory and time. What comes back are JSON and the
 bytes of arrays.
 
-    arrays = parse(path)      # {"fc.weight": Array}
+    arrays = read_arrays(path)      # {"fc.weight": Array}
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PdparamsError(Mistake, ValueError):
     """A file that is not one of paddle, or one with something else than plain values in it."""
 
 
-def parse(path: Path) -> dict[str, Array]:
+def read_arrays(path: Path) -> dict[str, Array]:
     """Returns the arrays at the top level of a file, by name; errors as of `unpack`."""
     values, _ = unpack(path)
     return {name: _array(item) for name, item in values.items() if isinstance(item, np.ndarray)}

@@ -13,7 +13,7 @@ from typing import Any
 
 from paddle.io import DataLoader
 
-from expbase.base import namesake
+from expbase.base import other_expbase
 from expbase.base.did_you_mean import nearest
 from expbase.data.shared_memory import SHARED_MEMORY
 from expbase.events import own_methods
@@ -26,7 +26,7 @@ _LITTLE_ROOM = 256  # MB in shared memory; docker gives 64
 
 def likely_mistakes(training: Mapping[str, Any], loader: Any) -> Iterator[str]:
     """Yields what a person would want to know before training."""
-    yield from namesake.told()
+    yield from other_expbase.told()
     is_used = getattr(loader, "num_workers", 0) and loader.use_shared_memory
     if is_used and SHARED_MEMORY.exists():
         room = shutil.disk_usage(SHARED_MEMORY).free >> 20

@@ -13,7 +13,7 @@ from expbase.base.error_text import users_line
 from expbase.base.errors import add_note
 from expbase.doctor.before_training import misnamed_loaders
 from expbase.engine.internals import Internals
-from expbase.engine.life import Life
+from expbase.engine.run_states import Life
 
 
 def add_notes(experiment: Any, internals: Internals, error: BaseException) -> None:

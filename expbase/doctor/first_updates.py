@@ -21,7 +21,7 @@ from expbase.doctor.first_gradients import FirstGradients, Trace
 from expbase.engine.internals import Internals
 from expbase.engine.loop import LOOP
 from expbase.events import CALLED_BY, heard_by, own_classes
-from expbase.front import is_trial
+from expbase.mixins_in_front import is_trial
 from expbase.state.checks import steps_by_itself, trained_in, updated_by
 from expbase.state.optimizers import innermost
 from expbase.state.parts import StatefulObjects

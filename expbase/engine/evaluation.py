@@ -20,8 +20,8 @@ from expbase.base.arrays import in_words, number
 from expbase.base.errors import RuntimeMistake, TypeMistake, ValueMistake
 from expbase.base.gradients import copies_of, set_gradient
 from expbase.config import ConfigError
+from expbase.data.evaluated_samples import Read, check_read, counted_twice, what_was_read
 from expbase.data.loaders import Batches, LoaderAdapter, Shard, adapt_loader
-from expbase.data.read import Read, check_read, counted_twice, what_was_read
 from expbase.engine.start import Start
 from expbase.engine.stop import ValidationExit
 from expbase.ranks import alike, collectives

@@ -21,8 +21,8 @@ from typing import Any
 from expbase.checkpoint.checkpointer import Checkpointer
 from expbase.data.position import DataPosition
 from expbase.engine.evaluation import Evaluation
-from expbase.engine.life import Life
 from expbase.engine.loop import Loop
+from expbase.engine.run_states import Life
 from expbase.engine.start import Start
 from expbase.engine.subscribers import Subscribers
 from expbase.engine.update import StepParts, Update

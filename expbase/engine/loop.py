@@ -34,9 +34,9 @@ from expbase.engine.due import (
     is_quiet,
     is_wanted,
 )
-from expbase.engine.life import Life, Step
 from expbase.engine.report import Report
 from expbase.engine.results import Results
+from expbase.engine.run_states import Life, Step
 from expbase.engine.start import Start, need_super
 from expbase.engine.stop import StopReason, StopRequests, ValidationLeft
 from expbase.engine.subscribers import Subscribers

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from expbase.base.device import peak_memory
-from expbase.base.streams import say
+from expbase.base.terminal import say
 from expbase.checkpoint.checkpointer import Checkpointer
 from expbase.config import defaults_of, differences
 from expbase.data.position import DataPosition

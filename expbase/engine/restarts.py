@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from expbase.base.exit_codes import STOPPED, ExitCode
-from expbase.base.streams import say
+from expbase.base.terminal import say
 from expbase.checkpoint.layout import newest_iteration
 from expbase.engine.run_dir import RunDirectory
 from expbase.ranks import launch

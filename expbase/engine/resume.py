@@ -14,15 +14,15 @@ from typing import Any
 
 from expbase.base.errors import RuntimeMistake
 from expbase.base.json_lines import json_value
-from expbase.base.streams import show
+from expbase.base.terminal import show
 from expbase.checkpoint import layout, storage
 from expbase.checkpoint.checkpointer import VALIDATIONS_BYTES
 from expbase.checkpoint.named import find_named
-from expbase.engine.life import Life
 from expbase.engine.run import Run
+from expbase.engine.run_states import Life
 from expbase.ranks import alike, collectives
 from expbase.record import digests, provenance
-from expbase.record.ledger import LEDGER
+from expbase.record.starts_and_ends import LEDGER
 
 
 def find_own(run: Run) -> None:

@@ -29,7 +29,7 @@ from expbase.base.exit_codes import exit_code_of, refuse_early_success
 from expbase.base.json_lines import JsonLines
 from expbase.base.part import Part
 from expbase.base.processes import hears_signals
-from expbase.base.streams import lasting
+from expbase.base.terminal import lasting
 from expbase.checkpoint import layout
 from expbase.checkpoint.checkpointer import Checkpointer
 from expbase.checkpoint.contents import in_order
@@ -46,11 +46,11 @@ from expbase.data.shared_memory import remove_left_files
 from expbase.data.workers import ReaderThreads, workers_end_with_this
 from expbase.engine.evaluation import Evaluation
 from expbase.engine.internals import Internals
-from expbase.engine.life import Life, Step
 from expbase.engine.loop import Loop
 from expbase.engine.report import Report
 from expbase.engine.results import Results
 from expbase.engine.run_dir import RunDirectory
+from expbase.engine.run_states import Life, Step
 from expbase.engine.shares.checks import check_shares, refuse_different
 from expbase.engine.shares.division import SharesOnRanks
 from expbase.engine.shares.states import ShareStates
@@ -61,9 +61,9 @@ from expbase.engine.update import Accumulation, Division, Update
 from expbase.ranks import alike, collectives, hang
 from expbase.ranks.device import set_device
 from expbase.record import digests, git, logs, provenance, sources
-from expbase.record.ledger import LEDGER, Ledger, flat
 from expbase.record.metrics import METRICS, MetricLog
 from expbase.record.speed import Stopwatch
+from expbase.record.starts_and_ends import LEDGER, Ledger, flat
 from expbase.record.visualizer import check_visualizer
 from expbase.state.attributes import UserState
 from expbase.state.checks import check_state, not_synchronized

@@ -30,8 +30,8 @@ from expbase.config import (
     get_default_training_config,
     load_yaml,
 )
-from expbase.record.ledger import LEDGER
 from expbase.record.metrics import METRICS
+from expbase.record.starts_and_ends import LEDGER
 
 CONFIG = "config.yaml"
 LOCK = ".lock-{rank}"

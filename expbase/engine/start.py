@@ -23,8 +23,8 @@ from expbase.base.errors import AttributeMistake, TypeMistake
 from expbase.config import Config, ConfigError, defaults_of, fill, fill_in
 from expbase.engine import due
 from expbase.events import OF_MIXINS, inheriting
-from expbase.front import users_class
 from expbase.help_text import check_system
+from expbase.mixins_in_front import users_class
 from expbase.ranks import collectives
 from expbase.record import logs
 from expbase.training import check_training, resolved

@@ -29,10 +29,10 @@ import paddle
 
 from expbase.base.exit_codes import ExitCode
 from expbase.base.processes import handling, hears_signals, ignore_signals_at_exit
-from expbase.base.streams import say
+from expbase.base.terminal import say
 from expbase.ranks import collectives, store
-from expbase.record.ledger import STOP_FILE
 from expbase.record.speed import Stopwatch
+from expbase.record.starts_and_ends import STOP_FILE
 
 _NOW_SECONDS = 1.0  # a second Ctrl-C within this time means now
 _ASK_SECONDS = 0.5  # between two questions of the ranks to each other

@@ -94,7 +94,7 @@ class AllEvents(ExperimentBase):
     """A mixin: fourteen further events, to override or to listen to as to the others."""
 
     stands_in_front = Surrounding
-    """What is put in front of a class that has this mixin, by front.py."""
+    """What is put in front of a class that has this mixin, by mixins_in_front.py."""
     stands_behind = Between
     """What is put behind it."""
 

@@ -19,7 +19,7 @@ from expbase.base.errors import ValueMistake
 from expbase.checkpoint.best import criterion, merit
 from expbase.config import Config, ConfigError
 from expbase.engine.evaluation import check_metric
-from expbase.engine.life import Life
+from expbase.engine.run_states import Life
 from expbase.events import on
 from expbase.experiment import ExperimentBase
 from expbase.state.parts import parameters_of, running_statistics

@@ -40,7 +40,7 @@ from expbase.base.processes import (
     ignore_signals_at_exit,
     signals_held,
 )
-from expbase.base.streams import say
+from expbase.base.terminal import say
 from expbase.config import ConfigError
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)

@@ -20,7 +20,7 @@ from typing import Any
 
 from expbase.base.arrays import Array, describe, fetch
 from expbase.base.files import regular
-from expbase.record.ledger import LEDGER
+from expbase.record.starts_and_ends import LEDGER
 
 _MOST_BYTES = 1 << 28  # of files that are read wholly; of more, the ends, which are no more either
 _MOST_FILES = 1000  # of a folder that are opened: over a network each takes milliseconds

@@ -3,7 +3,7 @@
 It asks the `git` command and never changes the repository or its index. If git fails, a note in the
 record says so, and the run goes on.
 
-    describe(top_of(Path.cwd()), output_dir)   # {"commit": "b2e0…", "dirty": True, …}
+    state_of(top_of(Path.cwd()), output_dir)   # {"commit": "b2e0…", "dirty": True, …}
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def top_of(folder: Path) -> Path | None:
     return next((p for p in (folder, *folder.parents) if (p / ".git").exists()), None)
 
 
-def describe(top: Path | None, output_dir: Path) -> dict[str, Any]:
+def state_of(top: Path | None, output_dir: Path) -> dict[str, Any]:
     """Describes a work tree by git, and saves `git diff HEAD` in the output directory.
 
     The file of the diff is named by its content, so each distinct diff is saved once. Files that

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from expbase.base.files import AppendedFile
-from expbase.base.streams import behind, say
+from expbase.base.terminal import behind, say
 
 _OF_BATCH_NORM = (
     "ignore", re.compile("When training, we now always track global mean"), UserWarning, None, 0,

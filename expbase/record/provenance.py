@@ -45,7 +45,7 @@ def gather(output_dir: Path, experiment: type, here: Path) -> dict[str, Any]:
         "script": len(words or ()) - len(sys.argv),  # its place in them, or that of -m's module
         # Where it was given, from the top of the work tree; None: elsewhere.
         "directory": str(here.relative_to(top)) if top and here.is_relative_to(top) else None,
-        "git": git.describe(top, output_dir),
+        "git": git.state_of(top, output_dir),
         "packages": _packages(),
         "python": platform.python_version(),
         "platform": platform.platform(),

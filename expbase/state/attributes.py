@@ -19,7 +19,7 @@ from expbase.base.generators import GENERATORS
 from expbase.state import parts
 from expbase.state.places import Node
 from expbase.state.reach import Reach
-from expbase.state.told import Told
+from expbase.state.unsavable import Told
 from expbase.state.values import Values
 from expbase.state.walk import Walk, nodes_in_layers, unwrap
 

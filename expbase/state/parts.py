@@ -256,7 +256,7 @@ class StatefulObjects(Part):
 
     def _kinds(self) -> dict[str, str]:
         others = {**self._innermost(), **self.schedules, **self.objects}
-        return {name: kind_of(other) for name, other in others.items()}
+        return {name: class_of(other) for name, other in others.items()}
 
     def sublayers(self) -> list[tuple[str, Any]]:
         """Returns the path and the layer of all layers, sublayers included."""
@@ -393,10 +393,10 @@ def _rename_automatic(arrays: dict[str, Array], live: Mapping[str, Any]) -> None
             arrays[key] = arrays.pop(automatic)
 
 
-def kind_of(stateful: Any) -> str:
+def class_of(stateful: Any) -> str:
     """Returns the class of an object, and of the schedules within it: "SGD of StepDecay"."""
     own = getattr(stateful, "__dict__", {}).values()
-    inner = [kind_of(value) for value in own if isinstance(value, LRScheduler)]
+    inner = [class_of(value) for value in own if isinstance(value, LRScheduler)]
     return " of ".join([type(stateful).__name__, *inner])
 
 

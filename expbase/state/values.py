@@ -51,7 +51,7 @@ from expbase.state.places import (
 )
 from expbase.state.reach import Reach
 from expbase.state.schedule_constants import constants_in, follow
-from expbase.state.told import Told
+from expbase.state.unsavable import Told
 from expbase.state.value_kinds import is_handle, is_written, talks_to_the_world
 from expbase.state.walk import MOST, Walk, WalkedNames, no_garbage_collection, reference
 

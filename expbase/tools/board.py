@@ -28,8 +28,8 @@ from expbase.base.errors import ValueMistake
 from expbase.base.files import regular
 from expbase.base.processes import die_with_parent
 from expbase.record.visualizer import FILE_NAME, RECORD_HEAD
-from expbase.tools import add_tool, hosts
-from expbase.tools.process import ended_by_signals, kill
+from expbase.tools import add_tool, board_server
+from expbase.tools.child_processes import ended_by_signals, kill
 from expbase.tools.runs import find
 
 _COPIES = "expbase-board-"  # how the name of their directory begins, before the process's id
@@ -101,7 +101,7 @@ def show(folder: Path, copies: Path, host: str, port: int, say: Callable[[], obj
     # The command `visualdl` need not be on the PATH. By default its answers are up to 20 s old
     # (visualdl/server/args.py, default_cache_timeout). Without -L it answers an error to a browser
     # that asks for neither English nor Chinese (visualdl/server/app.py, get_locale).
-    command = [sys.executable, hosts.__file__, host, f"--logdir={copies.name}",
+    command = [sys.executable, board_server.__file__, host, f"--logdir={copies.name}",
                "--host", host, "--port", str(port), "-L", "en", "--cache-timeout", "1",
                "--disable-telemetry"]  # fmt: skip
     log = copies.with_name("visualdl.log")

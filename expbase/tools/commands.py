@@ -16,9 +16,9 @@ from pathlib import Path
 from expbase.config import ConfigError
 from expbase.record.git import top_of
 from expbase.record.sources import SOURCES
-from expbase.tools import again
-from expbase.tools.parts import Facts, Leg
-from expbase.tools.process import kill
+from expbase.tools import train_again
+from expbase.tools.child_processes import kill
+from expbase.tools.run_parts import Facts, Leg
 
 _TAIL = 15  # lines of a log that are shown of a command that failed beside others
 
@@ -52,7 +52,7 @@ class Commands:
                 ]
             place = start["script"]
             is_module = words[place - 1 : place] == ["-m"]
-            words.insert(place - is_module, again.__file__)
+            words.insert(place - is_module, train_again.__file__)
             done = output.with_name("done")
             done.unlink(missing_ok=True)
             plan = {"output": str(output), "last": leg.last, "done": str(done), "kept": kept}
@@ -63,7 +63,7 @@ class Commands:
             code = self._call(
                 [self._args.python, *words, *self._args.words],
                 Path.cwd() if start["directory"] is None else copy / start["directory"],
-                {**os.environ, **variables, again.PLAN: json.dumps(plan)},
+                {**os.environ, **variables, train_again.PLAN: json.dumps(plan)},
                 output.with_name("log"),
             )
         if done.exists():

@@ -32,8 +32,8 @@ from expbase.base.json_values import checksum
 from expbase.checkpoint import layout
 from expbase.config import fill
 from expbase.experiment import ExperimentBase
-from expbase.front import users_class
-from expbase.tools.process import run_script
+from expbase.mixins_in_front import users_class
+from expbase.tools.child_processes import run_script
 
 PLAN = "EXPBASE_VERIFY"
 KINDS = ("inside a save", "inside a validation", "at a random moment")  # when to kill

@@ -21,9 +21,9 @@ from typing import Any
 from expbase.base.did_you_mean import did_you_mean
 from expbase.base.errors import ValueMistake
 from expbase.base.json_lines import json_value
-from expbase.base.streams import shown
+from expbase.base.terminal import shown
 from expbase.tools import add_tool, seeds
-from expbase.tools.runs import Run, find, find_differences, printable, read_run
+from expbase.tools.runs import RunFacts, find, find_differences, printable, read_run
 
 _WIDTH = 70  # the most characters of a cell; --json has the whole text
 _COLUMNS = [*"run experiment state iteration best test loss age commit".split(), "differs in"]
@@ -69,7 +69,7 @@ def main(args: argparse.Namespace) -> int:
 class Row:
     """A row of the table: a run, or the mean over a group of them."""
 
-    runs: Sequence[Run]
+    runs: Sequence[RunFacts]
     group: seeds.Group | None = None  # None: of one run
 
     def value(self, name: str) -> Any:
@@ -126,7 +126,7 @@ class Row:
         }
 
 
-def _usual_columns(runs: Sequence[Run]) -> list[str]:
+def _usual_columns(runs: Sequence[RunFacts]) -> list[str]:
     has_test = any(name.startswith("test/") for run in runs for name in run.metrics)
     return [name for name in _COLUMNS if name != "test" or has_test]
 
@@ -149,7 +149,7 @@ def _row(row: Row, columns: Sequence[str]) -> list[str]:
     return [text if len(text) <= _WIDTH else shown(f"{text[:_WIDTH]}…") for text in texts]
 
 
-def _check_columns(option: str, names: Sequence[str], runs: Sequence[Run]) -> None:
+def _check_columns(option: str, names: Sequence[str], runs: Sequence[RunFacts]) -> None:
     """Raises a ValueError if no run has a column, a metric or a config value of a name."""
     known = {*_COLUMNS}.union(*map(_values, runs))
     for name in names:
@@ -159,7 +159,7 @@ def _check_columns(option: str, names: Sequence[str], runs: Sequence[Run]) -> No
             raise ValueMistake(f"{option}: unknown column {name!r}.{hint}")
 
 
-def _values(run: Run) -> dict[str, Any]:
+def _values(run: RunFacts) -> dict[str, Any]:
     """Returns the values of all columns; `accuracy` is that of `valid`, else of `train`."""
     short = {name.partition("/")[2]: value for name, value in sorted(run.metrics.items())}
     columns = {name: vars(run).get(name) for name in _COLUMNS}

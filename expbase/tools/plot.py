@@ -23,7 +23,7 @@ import numpy as np
 from expbase.base.errors import ValueMistake
 from expbase.record.metrics import METRICS
 from expbase.tools import add_tool, seeds
-from expbase.tools.runs import Run, find, find_differences, metric_lines, printable, read_run
+from expbase.tools.runs import RunFacts, find, find_differences, metric_lines, printable, read_run
 
 Curve = dict[int, float]  # value by iteration
 Series = Sequence[Mapping[str, Curve]]  # of one run its curves by metric; of several the mean
@@ -205,7 +205,9 @@ def _runs_at(path: Path) -> list[Path]:
     return [run for run in below if (run / METRICS).is_file()] or [path]
 
 
-def _grouped(found: Mapping[str, Mapping[str, Curve]], runs: Sequence[Run]) -> dict[str, Series]:
+def _grouped(
+    found: Mapping[str, Mapping[str, Curve]], runs: Sequence[RunFacts]
+) -> dict[str, Series]:
     """Returns the runs and the groups over seeds that are drawn, by the texts of the legend."""
     find_differences(runs)
     groups = {run.name: group for group in seeds.groups(runs) for run in group.runs}

@@ -25,11 +25,11 @@ from typing import Any
 
 from expbase.cli import count, report_user_errors
 from expbase.config import ConfigError
-from expbase.tools import add_tool, receipts
+from expbase.tools import add_tool, reproduce_receipts
+from expbase.tools.child_processes import ended_by_signals
 from expbase.tools.commands import Commands
-from expbase.tools.making import Made, make
-from expbase.tools.parts import History, Part, history_of
-from expbase.tools.process import ended_by_signals
+from expbase.tools.remake_part import Made, make
+from expbase.tools.run_parts import History, Part, history_of
 
 _SHOWN = 40  # numbers that the code of now has logged, and the run had not
 
@@ -60,7 +60,7 @@ def main(args: argparse.Namespace) -> int:
     with report_user_errors("python -m expbase reproduce"):
         history = history_of(args.run_dir)
         if args.receipts:
-            problem, result = receipts.together(history, args.receipts)
+            problem, result = reproduce_receipts.together(history, args.receipts)
             print(result)
             return int(bool(problem))
         parts = _chosen(history, args)
@@ -68,7 +68,7 @@ def main(args: argparse.Namespace) -> int:
             made = _make_all(history, parts, args, Path(folder))
     result = _result(history, made, args)
     if args.record:
-        receipts.write(args.record, history, made, result)
+        reproduce_receipts.write(args.record, history, made, result)
     print(result)
     return int(any(one.problem for one in made))
 

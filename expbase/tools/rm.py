@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from expbase.base.files import remove
-from expbase.base.streams import say
+from expbase.base.terminal import say
 from expbase.checkpoint.layout import FOLDER
 from expbase.engine.run_dir import LOCK
 from expbase.tools import add_tool
 from expbase.tools.ls import Row, print_table
-from expbase.tools.runs import Run, find, printable, read_run
+from expbase.tools.runs import RunFacts, find, printable, read_run
 
 
 def add_parser(tools: Any) -> None:
@@ -61,7 +61,7 @@ def main(args: argparse.Namespace) -> int:
     return 1 if refused else 0
 
 
-def _is_nothing(path: Path, run: Run) -> bool:
+def _is_nothing(path: Path, run: RunFacts) -> bool:
     """Returns whether nobody trains there, and nobody ever has."""
     has_begun = run.iteration > 0 or any(session.start for session in run.sessions)
     return run.state == "failed" and not has_begun and not [*path.glob(f"{FOLDER}/*")]

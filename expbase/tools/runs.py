@@ -21,13 +21,13 @@ from typing import Any
 from expbase.base.errors import ValueMistake
 from expbase.base.files import DAMAGES, regular
 from expbase.base.json_lines import json_lines
-from expbase.base.streams import shown
+from expbase.base.terminal import shown
 from expbase.checkpoint import layout
 from expbase.checkpoint.best import best_of
 from expbase.config import load_yaml
 from expbase.engine.run_dir import CONFIG, LOCK, is_run
-from expbase.record.ledger import LEDGER, flat
 from expbase.record.metrics import METRICS
+from expbase.record.starts_and_ends import LEDGER, flat
 
 _LOCK = LOCK.format(rank=0)
 
@@ -92,7 +92,7 @@ def sessions(path: Path) -> list[Session]:
 
 
 @dataclass
-class Run:
+class RunFacts:
     """The facts about a run."""
 
     name: str  # its path, from where the table begins
@@ -114,14 +114,14 @@ class Run:
     sessions: list[Session] = field(default_factory=list)
 
 
-def read_run(path: Path, name: str) -> Run:
+def read_run(path: Path, name: str) -> RunFacts:
     """Reads the facts about a run.
 
     Args:
         path: Its output directory.
         name: How it is called in a table.
     """
-    run = Run(name)
+    run = RunFacts(name)
     for read in (_read_progress, _read_ledger, _read_config):
         try:
             read(run, path)
@@ -137,7 +137,7 @@ def read_run(path: Path, name: str) -> Run:
     return run
 
 
-def find_differences(runs: Sequence[Run]) -> None:
+def find_differences(runs: Sequence[RunFacts]) -> None:
     """Sets `differs` of each run: the config values that another run of its experiment has not.
 
     Keys of the training section come last: the other keys are more often what a user has tried.
@@ -152,7 +152,7 @@ def find_differences(runs: Sequence[Run]) -> None:
                 run.differs[key] = run.config[key]
 
 
-def _read_progress(run: Run, path: Path) -> None:
+def _read_progress(run: RunFacts, path: Path) -> None:
     for line in metric_lines(path, last=1 << 20):  # the last validation may be a while ago
         run.iteration = line["iteration"]
         run.metrics |= {name: value for name, value in line.items() if "/" in name}
@@ -165,7 +165,7 @@ def _read_progress(run: Run, path: Path) -> None:
             run.best_iteration, run.best = best_of(path)[0]
 
 
-def _read_ledger(run: Run, path: Path) -> None:
+def _read_ledger(run: RunFacts, path: Path) -> None:
     run.state = "lost"
     run.sessions = sessions(path)
     run.state = _state(run)
@@ -178,14 +178,14 @@ def _read_ledger(run: Run, path: Path) -> None:
     run.dirty = bool(code.get("dirty"))
 
 
-def _read_config(run: Run, path: Path) -> None:
+def _read_config(run: RunFacts, path: Path) -> None:
     config = flat(load_yaml(path / CONFIG))
     if not run.config:  # that of the last start holds
         run.config = config
         run.max_iteration = config.get("training.max_iteration") or 0
 
 
-def _state(run: Run) -> str:
+def _state(run: RunFacts) -> str:
     if not run.sessions:
         return "lost" if run.iteration else "new"
     last = run.sessions[-1]

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from expbase.record.ledger import STOP_FILE
-from expbase.tools.runs import Run
+from expbase.record.starts_and_ends import STOP_FILE
+from expbase.tools.runs import RunFacts
 
 SEED = "training.seed"
 
@@ -25,7 +25,7 @@ SEED = "training.seed"
 class Group:
     """Runs of one experiment whose configs are equal but for the seed."""
 
-    runs: list[Run]  # at least two, each with a seed of its own; all have ended by themselves
+    runs: list[RunFacts]  # at least two, each with a seed of its own; all have ended by themselves
     num_unfinished: int  # further runs of this config that count nowhere
 
     @property
@@ -39,13 +39,13 @@ class Group:
         return {key: value for key, value in self.runs[0].differs.items() if key != SEED}
 
 
-def groups(runs: Sequence[Run]) -> list[Group]:
+def groups(runs: Sequence[RunFacts]) -> list[Group]:
     """Returns the groups of runs that differ in their seed alone, in the order of their first runs.
 
     A run counts if it has finished, or has stopped itself (`self.stop()`, early stopping). Of runs
     with the same seed the one that wrote last counts. A run whose config is unknown is in no group.
     """
-    alike: dict[tuple[str, str], list[Run]] = defaultdict(list)
+    alike: dict[tuple[str, str], list[RunFacts]] = defaultdict(list)
     for run in runs:
         config = {key: repr(value) for key, value in run.config.items() if key != SEED}
         if SEED in run.config:
@@ -60,7 +60,7 @@ def groups(runs: Sequence[Run]) -> list[Group]:
     return found
 
 
-def has_ended(run: Run) -> bool:
+def has_ended(run: RunFacts) -> bool:
     """Returns whether a run came to its end, by its config or because it stopped itself."""
     end = run.sessions[-1].end if run.sessions else {}
     stopped_itself = end.get("exit_code") == 0 and end.get("reason") != STOP_FILE

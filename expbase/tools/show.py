@@ -18,9 +18,9 @@ from expbase.base.files import DAMAGES
 from expbase.checkpoint import layout, storage
 from expbase.config import differences
 from expbase.engine.run_dir import CONFIG
-from expbase.record.ledger import LEDGER
+from expbase.record.starts_and_ends import LEDGER
 from expbase.tools import add_tool
-from expbase.tools.runs import Run, Session, printable, read_run
+from expbase.tools.runs import RunFacts, Session, printable, read_run
 
 _FACTS = (
     *("code", "sources", "host", "device", "ranks", "python", "git", "config", "packages"),
@@ -46,7 +46,7 @@ def main(args: argparse.Namespace) -> int:
         return 0
     if not (path / CONFIG).is_file() and not (path / LEDGER).is_file():
         raise ValueMistake(f"{path}: holds no run; expected the output directory of one.")
-    for line in describe(path, read_run(path, str(path))):
+    for line in lines_about(path, read_run(path, str(path))):
         print(printable(line))
     return 0
 
@@ -65,7 +65,7 @@ def of_checkpoint(path: Path) -> list[str]:
         return [str(path), *(f"{name}: {value}" for name, value in facts.items())]
 
 
-def describe(path: Path, run: Run) -> Iterator[str]:
+def lines_about(path: Path, run: RunFacts) -> Iterator[str]:
     """Yields lines about a run: its state, its checkpoints, and each of its sessions."""
     saved = layout.listed(path / layout.FOLDER)
     limit = f" of {run.max_iteration}" if run.max_iteration else ""

@@ -34,9 +34,9 @@ from expbase.cli import count
 from expbase.config import differences, load_yaml
 from expbase.engine.run_dir import CONFIG
 from expbase.tools import add_tool, make_folder
+from expbase.tools.child_processes import ended_by_signals, kill
 from expbase.tools.compare import files, logged, values
 from expbase.tools.fingerprints import KINDS, PLAN, killed_path, notes_path
-from expbase.tools.process import ended_by_signals, kill
 
 _DELAY = 0.02  # the longest time from the beginning of an iteration to a kill, in seconds
 # The fields of a note, each with the likely cause of a first difference in it.
@@ -105,9 +105,9 @@ def main(args: argparse.Namespace) -> int:
     if args.script and not Path(args.script).is_file():
         raise ValueMistake(f"{args.script}: no such file; expected a training script.")
     make_folder(args.output)  # a new one: other files in it could not be compared
-    straight = Side(args, "straight", args.ranks[:1])
-    others = [Side(args, f"straight-{number}", [number]) for number in args.ranks[1:]]
-    killed = Side(args, "killed", args.ranks)
+    straight = ComparedRun(args, "straight", args.ranks[:1])
+    others = [ComparedRun(args, f"straight-{number}", [number]) for number in args.ranks[1:]]
+    killed = ComparedRun(args, "killed", args.ranks)
     with ended_by_signals():
         keys = " ".join(f"{key}={value}" for key, value in straight.training.items())
         where = "the CPU" if straight.device == "cpu" else straight.device
@@ -136,11 +136,11 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _not_identical(
-    args: argparse.Namespace, where: str, difference: str, *undisturbed: Side
+    args: argparse.Namespace, where: str, difference: str, *undisturbed: ComparedRun
 ) -> int:
     """Prints the difference, or that the script does not repeat itself without a kill either."""
     once = max(undisturbed, key=lambda side: [*side.numbers])  # more processes have more causes
-    again = Side(args, "again", once.numbers)
+    again = ComparedRun(args, "again", once.numbers)
     print("not identical; once more without a kill", flush=True)
     again.finish()
     if chance := first_difference(once, again):
@@ -150,7 +150,7 @@ def _not_identical(
     return 1
 
 
-class Side:
+class ComparedRun:
     """One of the runs that are compared.
 
     Args:
@@ -307,7 +307,7 @@ class Side:
         return merged
 
 
-def first_difference(straight: Side, killed: Side) -> str:
+def first_difference(straight: ComparedRun, killed: ComparedRun) -> str:
     """Returns the first difference, its iteration, and its cause; "" if there is none.
 
     If a start has said that it did not restore something, that is the cause; else it is guessed.

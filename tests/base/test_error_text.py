@@ -19,7 +19,7 @@ from expbase.checkpoint.layout import CheckpointError
 from expbase.cli import report_user_errors
 from expbase.config import ConfigError
 from expbase.engine.evaluation import named_scalars
-from expbase.engine.life import Life
+from expbase.engine.run_states import Life
 from expbase.record.meter import Meter
 from expbase.state.optimizers import settings
 

@@ -36,7 +36,7 @@ def parse(tmp_path: Path) -> Callable[[bytes], dict[str, Array]]:
     def parse(content: bytes) -> dict[str, Array]:
         path = tmp_path / "x.pdparams"
         path.write_bytes(content)
-        return pdparams.parse(path)
+        return pdparams.read_arrays(path)
 
     return parse
 

@@ -37,7 +37,7 @@ from expbase.cli import add_options_of_main
 # What runs the code of these pages, or folders of them; that of all others is run here.
 OWN_TESTS = {
     "experiments/multitask/README": "test_components.py",
-    "experiments/ctr/README": "test_runner.py",
+    "experiments/ctr/README": "test_yaml_runner.py",
     "moving": "test_moving.py",
     "recipes": "test_recipes.py",  # the commands, too
     "recipes_around": "test_recipes.py",  # the same

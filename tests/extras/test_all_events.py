@@ -20,7 +20,7 @@ from expbase.base.json_lines import json_lines
 from expbase.events import OF_MIXINS, Events, events_of
 from expbase.extras.all_events import AllEvents
 from expbase.extras.prediction import Prediction
-from expbase.front import put_in_front, users_class
+from expbase.mixins_in_front import put_in_front, users_class
 from expbase.record.sources import Code
 from expbase.smoke import Smoke
 from expbase.tools.fingerprints import PLAN, Verified, notes_path

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from test_runner import YAML, make_workspace, stage_lines
+from test_yaml_runner import YAML, make_workspace, stage_lines
 from tiny import run_ranks, same_bits
 
 SCRIPT = """

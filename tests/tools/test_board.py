@@ -24,7 +24,7 @@ from expbase.__main__ import main
 from expbase.record.visualizer import FILE_NAME, Visualizer
 from expbase.tools import board
 from expbase.tools.board import _room_for_copies, record_files, update
-from expbase.tools.hosts import is_ours
+from expbase.tools.board_server import is_ours
 
 
 def written(directory: Path, *, rate: float = 0.1, points: int = 20) -> Path:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from expbase.tools.parts import History, Part, _began_from
+from expbase.tools.run_parts import History, Part, _began_from
 
 P = "--checkpoint_path"
 

@@ -19,9 +19,9 @@ from tiny import TESTS, Tiny, ledger, make, trained
 from expbase.__main__ import main
 from expbase.checkpoint import storage
 from expbase.record import provenance
-from expbase.record.ledger import flat
-from expbase.tools.runs import Run, Session
-from expbase.tools.show import describe
+from expbase.record.starts_and_ends import flat
+from expbase.tools.runs import RunFacts, Session
+from expbase.tools.show import lines_about
 
 SCRIPT = """
 from tiny import Tiny
@@ -236,7 +236,7 @@ def test_a_run_that_never_began_is_shown(tmp_path: Path, capsys: Capture) -> Non
 
 def test_a_run_that_is_running_is_shown(tmp_path: Path) -> None:
     # Its lock tells that to every other process.
-    lines = list(describe(tmp_path, Run("run", "running", sessions=[Session(START)])))
+    lines = list(lines_about(tmp_path, RunFacts("run", "running", sessions=[Session(START)])))
     assert any(re.match("session 1 of 1: .*, from iteration 0, is running", x) for x in lines)
 
 

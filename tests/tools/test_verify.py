@@ -24,9 +24,9 @@ from tiny import TESTS, Points, Tiny, trained
 from expbase import ExperimentBase
 from expbase.__main__ import main
 from expbase.config import flatten
-from expbase.front import put_in_front
+from expbase.mixins_in_front import put_in_front
 from expbase.tools.fingerprints import PLAN, Verified
-from expbase.tools.verify import Side, first_difference
+from expbase.tools.verify import ComparedRun, first_difference
 
 # In a module that is not the user's: out of sight.
 HIDDEN: Any = argparse
@@ -176,7 +176,7 @@ def difference(
         run(experiment, folder / "killed", end=end)
     run(experiment, folder / "killed")
     args = argparse.Namespace(output=folder, iterations=8, words=[])
-    return first_difference(Side(args, "straight"), Side(args, "killed"))
+    return first_difference(ComparedRun(args, "straight"), ComparedRun(args, "killed"))
 
 
 LONG = [pytest.param(one, marks=pytest.mark.long) for one in BROKEN if one is not Shuffled]
@@ -206,7 +206,7 @@ def test_the_first_value_that_differs_is_named(
 ) -> None:
     assert difference(Tiny, tmp_path, monkeypatch) == ""
     args = argparse.Namespace(output=tmp_path, iterations=8, words=[])
-    straight, killed = Side(args, "straight"), Side(args, "killed")
+    straight, killed = ComparedRun(args, "straight"), ComparedRun(args, "killed")
     for field, cause in CAUSES.items():
         notes = killed.notes()
         assert notes[7][field], field  # something is noted
@@ -484,7 +484,7 @@ def test_wrong_words_are_told(
 def test_a_script_that_trains_nothing_proves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Side, "command", lambda self: ["true"])
+    monkeypatch.setattr(ComparedRun, "command", lambda self: ["true"])
     assert main(["verify", __file__, "--output", str(tmp_path / "out")]) == 1
     assert f"{__file__}: made no checkpoint in {tmp_path / 'out/straight'}" in (
         capsys.readouterr().err
@@ -497,9 +497,9 @@ def test_verify_that_is_broken_off_leaves_no_process(
     def broken_off(seconds: float) -> None:
         raise SystemExit(143)
 
-    monkeypatch.setattr(Side, "command", lambda self: ["sleep", "100"])
+    monkeypatch.setattr(ComparedRun, "command", lambda self: ["sleep", "100"])
     monkeypatch.setattr("expbase.tools.verify.time.sleep", broken_off)
-    side = Side(argparse.Namespace(output=tmp_path, iterations=40, words=[]), "killed")
+    side = ComparedRun(argparse.Namespace(output=tmp_path, iterations=40, words=[]), "killed")
     with pytest.raises(SystemExit):
         side.finish_with_kills(random.Random(0), 1)
     assert side.process.returncode == -signal.SIGKILL

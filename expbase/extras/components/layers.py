@@ -22,7 +22,7 @@ from paddle.static import InputSpec
 
 from expbase.base.arrays import describe
 from expbase.base.errors import ValueMistake
-from expbase.base.streams import show
+from expbase.base.terminal import show
 
 Specs = Sequence[InputSpec]
 PHASES = ("train", "predict")

@@ -17,10 +17,10 @@ from expbase.checkpoint import best, layout, storage
 from expbase.checkpoint.checkpointer import VALIDATIONS_BYTES
 from expbase.config import ConfigError, differences, flatten
 from expbase.engine.run_dir import CONFIG
-from expbase.tools import again
+from expbase.tools import train_again
 from expbase.tools.commands import Commands
 from expbase.tools.compare import iteration_of, logged
-from expbase.tools.parts import History, Leg, Part
+from expbase.tools.run_parts import History, Leg, Part
 from expbase.tools.runs import sessions
 
 # The facts of a start that may explain a difference, likely causes first.
@@ -32,7 +32,7 @@ _OF_BEGIN = ("began_from", "first_batch")  # of the part with which a start bega
 
 
 @dataclass
-class Side:
+class PartResult:
     """What there is of a part: in the run, or of its second making."""
 
     numbers: dict[str, Any] = field(default_factory=dict)  # logged ones, by name and iteration
@@ -45,8 +45,8 @@ class Made:
     """A part that was made again."""
 
     part: Part
-    then: Side = field(default_factory=Side)
-    now: Side = field(default_factory=Side)
+    then: PartResult = field(default_factory=PartResult)
+    now: PartResult = field(default_factory=PartResult)
     problem: str = ""  # why it is not the same; empty if it is
     changed: dict[str, Any] = field(default_factory=dict)  # facts of then and now that differ
     new: dict[str, Any] = field(default_factory=dict)  # numbers that the run had not logged
@@ -135,7 +135,7 @@ def _saved(history: History, part: Part) -> dict[str, Any]:
     for iteration in history.kept_in(part):
         checkpoint = history.run / layout.FOLDER / layout.name_of(iteration)
         storage.verify(checkpoint)
-        saved[checkpoint.name] = again.what_is_saved(checkpoint)
+        saved[checkpoint.name] = train_again.what_is_saved(checkpoint)
     return saved
 
 
@@ -144,7 +144,7 @@ def _note_what_was_made(made: Made, legs: Sequence[Leg], output: Path) -> None:
     from expbase.base.json_values import is_of_a_sample  # here: it imports paddle
 
     then, now = made.then, made.now
-    for line in json_lines(again.saved_path(output)):
+    for line in json_lines(train_again.saved_path(output)):
         now.saved |= {name: saved for name, saved in line.items() if name in then.saved}
     made.updates = _updates(output)
     starts = [session.start for session in sessions(output)]
@@ -215,7 +215,7 @@ def _difference(made: Made, *, here: bool) -> str:
 def _updates(output: Path) -> list[str]:
     """Returns a line about each update, with what all ranks have logged and read."""
     lines: dict[int, list[str]] = {}
-    for path in sorted(output.parent.glob(again.updates_path(output, "*").name)):
+    for path in sorted(output.parent.glob(train_again.updates_path(output, "*").name)):
         for update in json_lines(path):
             words = lines.setdefault(update["iteration"], [f"[{update['iteration']}]"])
             for name, numbers in update["logged"].items():

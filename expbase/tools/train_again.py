@@ -27,13 +27,13 @@ from expbase.config import ConfigError
 from expbase.experiment import ExperimentBase
 from expbase.ranks import collectives
 from expbase.record.sources import Code
+from expbase.tools.child_processes import run_script
 from expbase.tools.compare import files, values
-from expbase.tools.process import run_script
 
 PLAN = "EXPBASE_REPRODUCE"
 
 
-class Update:
+class UpdateNotes:
     """What one update has read and logged."""
 
     def __init__(self, iteration: int) -> None:
@@ -43,7 +43,7 @@ class Update:
 
 
 # What one process trains; on the experiment these would be part of its state.
-_under_way: list[Update] = []  # at most one
+_under_way: list[UpdateNotes] = []  # at most one
 _begun: list[str] = []  # the experiments of the script
 
 
@@ -84,7 +84,7 @@ class Reproduced(ExperimentBase):
             self.internals.wait_for_checkpoint()
             self._leave()
         if is_going_on and plan["updates"]:
-            _under_way.append(Update(self.iteration))
+            _under_way.append(UpdateNotes(self.iteration))
         return is_going_on
 
     def on_checkpoint_written(self, path: Path) -> None:
@@ -149,5 +149,5 @@ def _plan() -> dict[str, Any]:
 
 if __name__ == "__main__":
     # By its full name, under which the processes of --nprocs can import the class, too.
-    module = importlib.import_module("expbase.tools.again")
+    module = importlib.import_module("expbase.tools.train_again")
     run_script(module.Reproduced, sys.argv[1:])

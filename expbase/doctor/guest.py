@@ -21,7 +21,7 @@ from expbase.doctor.before_training import (
 )
 from expbase.doctor.error_notes import add_notes
 from expbase.doctor.first_updates import FirstUpdates
-from expbase.doctor.outside import Audit
+from expbase.doctor.outside_attributes import Audit
 from expbase.doctor.ranks import advice
 from expbase.engine.internals import Internals
 

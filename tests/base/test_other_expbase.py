@@ -14,7 +14,7 @@ import yaml
 
 import expbase
 from expbase import __main__
-from expbase.base import namesake
+from expbase.base import other_expbase
 
 ROOT = Path(__file__).parents[2]
 THEIRS = "expbase/__init__.py,sha256=x,3437\nexpbase/util/timer.py,sha256=x,6718\n"
@@ -46,7 +46,7 @@ def call(folder: Path, init: str | None) -> subprocess.CompletedProcess[str]:
 def test_the_name_is_that_of_setup_cfg_and_not_the_one_of_another_project() -> None:
     parser = configparser.ConfigParser()
     parser.read(ROOT / "setup.cfg")
-    assert parser["metadata"]["name"] == namesake.NAME == "paddle-expbase"
+    assert parser["metadata"]["name"] == other_expbase.NAME == "paddle-expbase"
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_distribution_that_has_our_files_is_told_once(
         f"the distribution expbase {version} is installed, too: it is not paddle-expbase, and its "
         f"files have the names of ours; expected one of them. {WAY_OUT}"
     )
-    assert [*namesake.told()] == [said] * is_told
+    assert [*other_expbase.told()] == [said] * is_told
 
 
 def test_a_list_of_files_that_cannot_be_read_is_no_error(
@@ -76,7 +76,7 @@ def test_a_list_of_files_that_cannot_be_read_is_no_error(
 ) -> None:
     (tmp_path / "expbase-0.1.0.dist-info/RECORD").mkdir(parents=True)
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    assert [*namesake.told()] == []
+    assert [*other_expbase.told()] == []
 
 
 def test_a_tool_tells_it_and_does_what_was_asked(
@@ -109,7 +109,7 @@ def test_a_tool_whose_package_is_not_ours_says_so_and_does_nothing(
 
 
 def test_a_copy_that_is_ours_is_not_told(tmp_path: Path) -> None:
-    assert namesake.broken(expbase.__version__) == ""
+    assert other_expbase.broken(expbase.__version__) == ""
     result = call(tmp_path, Path(expbase.__file__).read_text())
     assert "error: .: " in result.stderr or result.returncode == 0, result.stderr
     assert "distribution" not in result.stderr

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from expbase.checkpoint import layout, storage
-from expbase.tools import receipts
-from expbase.tools.making import Made, Side
-from expbase.tools.parts import History, Part
+from expbase.tools import reproduce_receipts
+from expbase.tools.remake_part import Made, PartResult
+from expbase.tools.run_parts import History, Part
 
 
 @pytest.fixture
@@ -37,20 +37,22 @@ def give(history: History, first: int, last: int, **changes: Any) -> Path:
     """Writes the receipt of a part, which is the same unless something is changed."""
     numbers = {f"train/loss at iteration {at}": at / 8 for at in range(first + 1, last + 1)}
     name = layout.name_of(last)
-    saved = receipts.what_is_saved(history.run / layout.FOLDER / name)
+    saved = reproduce_receipts.what_is_saved(history.run / layout.FOLDER / name)
     del saved["environment"]
     made = Made(Part(first, last))
-    made.then = Side(numbers, {name: saved}, {"sources": {"a.py": "1"}})
-    made.now = Side(numbers, {name: saved}, {"sources": {"a.py": "1"}})
+    made.then = PartResult(numbers, {name: saved}, {"sources": {"a.py": "1"}})
+    made.now = PartResult(numbers, {name: saved}, {"sources": {"a.py": "1"}})
     made.problem = changes.get("problem", "")
     made.changed = {"sources.a.py": ("1", "2")} if "source" in changes else {}
     path = history.run.with_name(f"{first}{last}{''.join(changes)}.json")
-    receipts.write(path, history, [made], "")
+    reproduce_receipts.write(path, history, [made], "")
     return path
 
 
 def test_receipts_of_all_parts_show_the_whole_run_in_any_order(history: History) -> None:
-    problem, words = receipts.together(history, [give(history, 2, 4), give(history, 0, 2)])
+    problem, words = reproduce_receipts.together(
+        history, [give(history, 2, 4), give(history, 0, 2)]
+    )
     assert problem == ""
     expected = (
         "iterations 1 to 4, by the receipts of 2 parts, the same bits (2 checkpoints, 4 logged"
@@ -62,7 +64,7 @@ def test_receipts_of_all_parts_show_the_whole_run_in_any_order(history: History)
 def test_a_no_about_a_part_counts_wherever_it_stands(history: History, is_last: bool) -> None:
     paths = [give(history, 0, 2), give(history, 2, 4)]
     no = give(history, 0, 2, problem="train/loss differs")
-    problem, words = receipts.together(history, [*paths, no] if is_last else [no, *paths])
+    problem, words = reproduce_receipts.together(history, [*paths, no] if is_last else [no, *paths])
     assert problem == f"{no}: iterations 1 to 2: train/loss differs"
     assert words == f"NOT REPRODUCED: {problem}"
 
@@ -90,16 +92,16 @@ def test_what_has_changed_since_is_shown_by_no_receipt(
 ) -> None:
     paths = [give(history, 0, 2), give(history, 2, 4)]
     change(history)
-    assert expected in receipts.together(history, paths)[0]
+    assert expected in reproduce_receipts.together(history, paths)[0]
 
 
 def test_a_part_by_other_code_shows_nothing_of_the_run_s(history: History) -> None:
     here = give(history, 2, 4, source="2")
-    problem, _ = receipts.together(history, [give(history, 0, 2), here])
+    problem, _ = reproduce_receipts.together(history, [give(history, 0, 2), here])
     expected = "it was made with --here, by code that is not the run's"
     assert problem == f"{here}: iterations 3 to 4: {expected}"
 
 
 def test_a_part_that_is_missing_is_named(history: History) -> None:
-    problem, _ = receipts.together(history, [give(history, 0, 2)])
+    problem, _ = reproduce_receipts.together(history, [give(history, 0, 2)])
     assert problem == "no receipt of the iterations from 3 on, of 4"

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from driving import adapted, loader
 
+from expbase.data.evaluated_samples import Read, check_read, counted_twice, what_was_read
 from expbase.data.loaders import Batches
-from expbase.data.read import Read, check_read, counted_twice, what_was_read
 
 
 def loops(kept: list[Any] | None = None) -> list[Batches]:

@@ -23,7 +23,7 @@ from tiny import DEVICE, TESTS, Tiny, metrics, same_bits, trained
 from expbase import ConfigError
 from expbase.__main__ import main
 from expbase.checkpoint.model_files import WeightsError
-from expbase.extras import runner
+from expbase.extras import yaml_runner
 
 TRAIN = """
 import paddle
@@ -93,9 +93,9 @@ def make_workspace(folder: Path, size: int = 40) -> Path:
     return folder
 
 
-def describe(workspace: Path, text: str) -> list[runner.Run]:
+def describe(workspace: Path, text: str) -> list[yaml_runner.ReadyRunner]:
     (workspace / "c.yaml").write_text(text)
-    return runner.read(workspace / "c.yaml")
+    return yaml_runner.read(workspace / "c.yaml")
 
 
 def stage_lines(*names: str) -> str:
@@ -171,22 +171,22 @@ def test_what_comes_later_counts_and_epochs_alone_are_no_limit_of_iterations(
 
 def test_only_names_one_runner_of_the_file_whatever_its_mode_is(workspace: Path) -> None:
     (workspace / "c.yaml").write_text(YAML + "- {name: other, class: train}\nmode: first\n")
-    (run,) = runner.read(workspace / "c.yaml", only="other")
+    (run,) = yaml_runner.read(workspace / "c.yaml", only="other")
     assert run.runner.name == "other"
     with pytest.raises(ConfigError, match=r"no runner 'othre'\. Did you mean 'other'"):
-        runner.read(workspace / "c.yaml", only="othre")
+        yaml_runner.read(workspace / "c.yaml", only="othre")
 
 
 def test_the_output_may_be_given(workspace: Path) -> None:
-    (run,) = runner.read(workspace / "c.yaml", output="elsewhere")
+    (run,) = yaml_runner.read(workspace / "c.yaml", output="elsewhere")
     assert run.args.output == str(Path("elsewhere/first").absolute())
 
 
 def test_the_options_of_the_tool_are_those_of_every_run(
     workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found: list[runner.Run] = []
-    monkeypatch.setattr(runner, "execute", found.extend)
+    found: list[yaml_runner.ReadyRunner] = []
+    monkeypatch.setattr(yaml_runner, "execute", found.extend)
     (workspace / "c.yaml").write_text(YAML + "- {name: second, class: train}\n")
     words = ["--device", "gpu", "--fresh", "--force", "--opts", "training.seed=7"]
     assert main(["run", str(workspace / "c.yaml"), *words]) == 0
@@ -209,13 +209,13 @@ def test_an_infer_runner_takes_the_test_data_and_of_a_file_what_fits(workspace: 
     )
     text = "\nexperiment: train.py:Experiment\nrunner:\n- {name: look, class: infer, device: cpu, "
     text += "init_model_path: some.safetensors, init_partial: "
-    runner.execute(describe(workspace, text + "true}"))
+    yaml_runner.execute(describe(workspace, text + "true}"))
     (line,) = (workspace / "runs/look/results.jsonl").read_text().splitlines()
     assert json.loads(line) == {
         "runner": "look", "checkpoint": f"{workspace}/some.safetensors", "iteration": 0, "size": 7,
     }  # fmt: skip
     with pytest.raises(WeightsError, match="more"):
-        runner.execute(describe(workspace, text + "false}"))
+        yaml_runner.execute(describe(workspace, text + "false}"))
 
 
 def test_all_checkpoints_of_a_checkpoint_are_that_one(workspace: Path) -> None:
@@ -236,7 +236,7 @@ def test_nprocs_starts_the_file_in_so_many_processes(
         started.append(pickle.loads(pickle.dumps(words)))
         return 7
 
-    monkeypatch.setattr(runner, "spawn", spawn)
+    monkeypatch.setattr(yaml_runner, "spawn", spawn)
     words = ["run", str(workspace / "c.yaml"), "--nprocs", "2", "--device", "cpu"]
     assert main(words) == 7  # the exit code of the processes
     [(function, (args,), nprocs, device)] = started
@@ -288,7 +288,7 @@ def test_a_chain_that_is_given_again_goes_on_where_it_was_killed(workspace: Path
     assert killed.returncode == 9, killed.stderr
     assert not (workspace / "runs/third").exists()
     for _ in range(2):
-        runner.execute(runner.read(workspace / "chain.yaml"))
+        yaml_runner.execute(yaml_runner.read(workspace / "chain.yaml"))
         for name in ("first", "second", "third"):
             assert (workspace / "runs" / name / "checkpoints/step-00000004").exists()
     log = (workspace / "runs/second/worker_0.log").read_text()
@@ -385,7 +385,7 @@ runner:
                 filled.append(self.model[0].weight.numpy())
 
         run.experiment = Looking
-    runner.execute(runs)
+    yaml_runner.execute(runs)
     assert (filled[0] == 0.5).all()
     assert not (filled[1] == 0.5).any()
     assert abs(filled[1] - 0.5).max() < 0.1
@@ -393,7 +393,7 @@ runner:
 
 def test_stages_of_paddlerecs_form_read_its_context_and_call_its_save(workspace: Path) -> None:
     (workspace / "my_startup.py").write_text(
-        "from expbase.extras.stages import EngineMode\n"
+        "from expbase.extras.stage_classes import EngineMode\n"
         "class Startup:\n"
         "    def startup(self, context):\n"
         "        if context['engine'] == EngineMode.SINGLE:\n"
@@ -539,7 +539,7 @@ def test_an_import_of_a_stage_that_fails_is_named_with_its_key(workspace: Path) 
     (workspace / "my_network.py").write_text(text)
     (workspace / "c.yaml").write_text(YAML + "  network_class_path: my_network.py\n")
     with pytest.raises(ConfigError, match=r"network_class_path: .* No module named 'paddlerec'"):
-        runner.read(workspace / "c.yaml")
+        yaml_runner.read(workspace / "c.yaml")
 
 
 def test_a_stage_that_hides_something_is_refused(workspace: Path) -> None:
@@ -593,5 +593,5 @@ def test_the_commands_of_the_docs_start_two_processes(workspace: Path, number: i
 
 
 def test_the_docs_name_every_key_of_a_runner() -> None:
-    for key in runner.RUNNER_KEYS:
+    for key in yaml_runner.RUNNER_KEYS:
         assert key in DOCS or key in ("data", "init_partial", "checkpoint_path"), key

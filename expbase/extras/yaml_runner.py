@@ -28,12 +28,12 @@ from typing import Any
 from expbase.base.did_you_mean import did_you_mean
 from expbase.base.files import write_single_file
 from expbase.base.json_lines import json_value
-from expbase.base.streams import show
+from expbase.base.terminal import show
 from expbase.checkpoint import layout
 from expbase.cli import count, report_user_errors, spawn
 from expbase.config import Config, ConfigError, defaults_of, load_yaml
 from expbase.experiment import ExperimentBase
-from expbase.extras.stages import STAGES, load_class, with_stages
+from expbase.extras.stage_classes import STAGES, load_class, with_stages
 from expbase.help_text import Paragraphs
 from expbase.ranks import collectives
 from expbase.training import check_training
@@ -71,7 +71,7 @@ RUNNER_KEYS: dict[str, Any] = {
 
 
 @dataclass
-class Run:
+class ReadyRunner:
     """One runner, ready to start."""
 
     runner: Config  # its section of the file; its keys are RUNNER_KEYS
@@ -85,7 +85,7 @@ class Run:
 
 def read(
     path: str | Path, *, options: Sequence[str] = (), output: str = "", only: str = ""
-) -> list[Run]:
+) -> list[ReadyRunner]:
     """Reads what a YAML file describes, and checks all of it.
 
     Args:
@@ -119,7 +119,9 @@ def read(
         is_infer = runner["class"] == "infer"
         staged = with_stages(experiment, stages, place, runner_name=runner.name, is_infer=is_infer)
         config = _config_of(runner, base, options, place)
-        runs.append(Run(runner, staged, config, _args_of(runner, folder, Path(plan.output))))
+        runs.append(
+            ReadyRunner(runner, staged, config, _args_of(runner, folder, Path(plan.output)))
+        )
     return runs
 
 
@@ -209,7 +211,7 @@ def _args_of(runner: Config, folder: Path, output: Path) -> argparse.Namespace:
 # --- running ---------------------------------------------------------------------------------
 
 
-def execute(runs: Sequence[Run]) -> None:
+def execute(runs: Sequence[ReadyRunner]) -> None:
     """Makes the runs, one after the other; ends early if one was stopped.
 
     Args:
@@ -227,7 +229,7 @@ def execute(runs: Sequence[Run]) -> None:
             return
 
 
-def _infer(run: Run, experiment: ExperimentBase) -> None:
+def _infer(run: ReadyRunner, experiment: ExperimentBase) -> None:
     """Evaluates one or all checkpoints of a run; prints and writes a JSON line for each."""
     source = Path(run.args.init_model_path)
     which = run.runner.checkpoints

@@ -19,7 +19,7 @@ import pytest
 from tiny import PYTHONPATH, ledger, wait_until
 
 from expbase.__main__ import main
-from expbase.base.streams import Lasting, lasting, say, shown
+from expbase.base.terminal import Lasting, lasting, say, shown
 
 
 def gone_terminal() -> TextIO:

@@ -40,12 +40,12 @@ from expbase.base.arrays import Array, fetch
 from expbase.base.files import checksum_of
 from expbase.base.generators import GENERATORS
 from expbase.base.json_values import bytes_of, is_of_a_sample
-from expbase.doctor import file
+from expbase.doctor import doctor_file
 from expbase.engine.internals import Internals
 from expbase.state.compare import as_text, is_same, is_value, look
 from expbase.state.places import WHOLE, LayerNode, Node, StatefulNode, cells_of
 from expbase.state.reach import BEYOND, GIVEN
-from expbase.state.told import (
+from expbase.state.unsavable import (
     LOST,
     MOST_LINES,
     UNSET,
@@ -182,7 +182,7 @@ class Audit:
         self._kinds: dict[str, str] = {}  # classes of what has no places, by path
         self._code: CodeWalk | None = None  # what is reached through code
         self._num_modules = 0
-        self._kept = file.Kept()
+        self._kept = doctor_file.Kept()
         self._captures = 0
         self._lines = 0
         internals.listen("ready", self._note_setup)
@@ -209,12 +209,12 @@ class Audit:
                 "what changes in the others is not told. exclude_from_state what training does not "
                 "depend on."
             )
-        then = file.Kept()
+        then = doctor_file.Kept()
         if self._internals.restored is not None and not self._experiment.rank:
-            then = file.read(self._internals.restored, self._experiment.iteration)
+            then = doctor_file.read(self._internals.restored, self._experiment.iteration)
         hooked = self._set_by_hook()
         unset = self._say_differences(then, hooked)
-        self._kept = file.Kept(self._set_by_code(hooked), hooked | unset, then.looks)
+        self._kept = doctor_file.Kept(self._set_by_code(hooked), hooked | unset, then.looks)
         self._write()
 
     def _set_by_hook(self) -> dict[str, str]:
@@ -238,13 +238,13 @@ class Audit:
         if self._captures & (self._captures - 1) and not self._internals.is_ending:
             return
         self._look(*self._walked())
-        look = file.Look({**self._told}, {**self._asked})
+        look = doctor_file.Look({**self._told}, {**self._asked})
         self._kept.looks[self._experiment.iteration] = look
         self._write()
 
     def _write(self) -> None:
         if not self._experiment.rank:
-            file.write(self._experiment.output_dir, self._kept)
+            doctor_file.write(self._experiment.output_dir, self._kept)
 
     def _look(self, walk: Walk, names: WalkedNames) -> None:
         """Names each value that has changed since training began, once."""
@@ -315,13 +315,13 @@ class Audit:
         made = {path: _as_text(there) for path, there in self._made.items()}
         return own | {path: text for path, text in made.items() if path not in hooked}
 
-    def _say_differences(self, then: file.Kept, hooked: Mapping[str, str]) -> dict[str, str]:
+    def _say_differences(self, then: doctor_file.Kept, hooked: Mapping[str, str]) -> dict[str, str]:
         """Names what is not as it was at the checkpoint that was restored.
 
         Returns:
             Texts of what on_train_begin had set once, and has not set again.
         """
-        last, look = next(reversed(then.looks.items()), (-1, file.Look()))
+        last, look = next(reversed(then.looks.items()), (-1, doctor_file.Look()))
         is_exact = last == self._experiment.iteration  # else it may have moved on since
         self._told = {**look.told}
         self._asked = {**look.asked} if is_exact else {}

@@ -14,7 +14,7 @@ import psutil
 
 from expbase.base.processes import handling
 from expbase.data.shared_memory import remove_left_files
-from expbase.front import put_in_front
+from expbase.mixins_in_front import put_in_front
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from expbase.tools.process import ended_by_signals, kill
+from expbase.tools.child_processes import ended_by_signals, kill
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
