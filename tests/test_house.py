@@ -26,7 +26,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # are what every folder knows.
 FLOORS = ("tools", "extras", "root", "doctor", "engine", "checkpoint", "record", "data", "state")
 FLOORS += ("ranks", "leaves", "base")
-LEAVES = {"help_text", "config", "events", "front", "training", "_version"}
+LEAVES = {"help_text", "config", "events", "mixins_in_front", "training", "_version"}
 
 RUN = "_ExperimentBase__run"
 
@@ -258,10 +258,14 @@ CAUGHT = {
     *("base.arrays: ValueError", "checkpoint.pdparams: ValueError"),
     *("checkpoint.model_files: ValueError", "checkpoint.unpickler: _Refused"),
     *("base.json_values: LookupError", "base.yaml_words: yaml.constructor.ConstructorError"),
-    *("base.streams: AttributeError", "config: AttributeError", "cli: argparse.ArgumentTypeError"),
+    *("base.terminal: AttributeError", "config: AttributeError", "cli: argparse.ArgumentTypeError"),
 }
 # The end of a process, and of an import without paddle.
-ENDS = {"cli: MistakeExit", "tools.process: SystemExit", "base.import_paddle: ModuleNotFoundError"}
+ENDS = {
+    "cli: MistakeExit",
+    "tools.child_processes: SystemExit",
+    "base.import_paddle: ModuleNotFoundError",
+}
 
 
 def test_an_error_with_a_text_is_a_mistake() -> None:
