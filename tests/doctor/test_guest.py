@@ -29,6 +29,16 @@ def test_it_is_left_out_where_nobody_wants_it(tmp_path: Path) -> None:
     assert told not in log_of(tmp_path / "without")
 
 
+def test_it_looks_in_a_loop_without_run(tmp_path: Path) -> None:
+    exp = make(Forgetful, tmp_path, max_iteration=3)
+    exp.setup()
+    with exp.internals.closing():
+        while exp.going_on():
+            exp.train_batch()
+            exp.end_iteration()
+    assert log_of(tmp_path).count("[3] in 3 updates nothing was logged") == 1
+
+
 def test_an_error_of_a_guest_is_a_line_and_training_goes_on(tmp_path: Path) -> None:
     def guest() -> None:
         raise KeyError("broken")

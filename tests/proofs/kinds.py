@@ -6,7 +6,8 @@ again in two starts, of which the first is killed in iteration 6, after the chec
 4. Then it is one of these:
 
     exact     the same bits at the end, and no line of loss
-    told      a line of the start that continues says what is lost
+    told      a line of the start that continues says what is lost: the core, or the doctor, who has
+              seen it at an iteration
     refused   an error at once, before a checkpoint that no start could continue
     alarm     the same bits, and a warning all the same
     silent    other bits without a word
@@ -186,6 +187,7 @@ class Verdict:
     found: str
     lines: list[str]  # of the logs, or of the error
     expected: str
+    by: str = ""  # who tells of it, and from which iteration on
 
     @property
     def is_wrong(self) -> bool:
@@ -228,7 +230,8 @@ def judge(name: str, kind: type[Kind], folder: Path) -> Verdict:
     """Runs a kind straight, and killed and continued."""
 
     def verdict(found: str, *lines: str) -> Verdict:
-        return Verdict(name, found, [line for line in lines if line], kind.expected)
+        by = _told_by(folder / "run") if found == TOLD else ""
+        return Verdict(name, found, [line for line in lines if line], kind.expected, by)
 
     processes = kind.processes
     straight = start(kind, folder / "straight", 1)
@@ -255,6 +258,14 @@ def judge(name: str, kind: type[Kind], folder: Path) -> Verdict:
         return verdict(SILENT, *killed.lines)
     alarms = [*straight.lines, *killed.lines, *second.lines]
     return verdict(ALARM if alarms else EXACT, *alarms)
+
+
+def _told_by(run: Path) -> str:
+    """Who tells of a loss: the doctor, from the look at an iteration on, or the core."""
+    file = run / "doctor.json"
+    looks = json.loads(file.read_text())["looks"] if file.exists() else {}
+    seen = [int(iteration) for iteration, look in looks.items() if look["told"] or look["asked"]]
+    return f"by the doctor, at {min(seen)}" if seen else "by the core"
 
 
 def forgets(name: str, kind: type[Kind], folder: Path) -> Verdict:
@@ -372,7 +383,7 @@ def verdicts(
 
 def _judged(name: str, kind: type[Kind], folder: Path, how: Callable[..., Verdict]) -> None:
     found = how(name, kind, folder)
-    words = [found.name, found.found, found.lines, found.expected]
+    words = [found.name, found.found, found.lines, found.expected, found.by]
     (folder / "verdict").write_text(json.dumps(words))
 
 
@@ -406,7 +417,8 @@ def main() -> int:
         counts[found.found] += 1
         wrong += found.is_wrong
         mark = f"  FAILED: expected {found.expected}" if found.is_wrong else ""
-        print(f"{found.found:8} {found.name}{mark}", flush=True)
+        by = f"  {found.by}" if found.by else ""
+        print(f"{found.found:8} {found.name}{by}{mark}", flush=True)
         for line in found.lines if args.show else ():
             print(f"         | {line}", flush=True)
     kept = (EXACT, TOLD, REFUSED, SILENT, STUCK)
