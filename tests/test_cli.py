@@ -19,7 +19,13 @@ import pytest
 import yaml
 from tiny import Tiny
 
-from expbase import Config, ConfigError, ExperimentBase, default_argument_parser, front, main
+from expbase import (
+    Config,
+    ConfigError,
+    ExperimentBase,
+    default_argument_parser,
+    main,
+)
 from expbase.checkpoint.layout import CheckpointError
 from expbase.cli import load_config, report_user_errors
 from expbase.config import fill_in, load_yaml
@@ -349,7 +355,7 @@ def test_the_processes_of_nprocs_have_the_mixins_in_front(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[Any] = []
-    monkeypatch.setattr(front, "_mixins", [])
+    monkeypatch.setattr(mixins_in_front, "_mixins", [])
 
     def spawn(function: Any, args: Any, *_: Any) -> launch.Outcome:
         started.append(pickle.dumps((function, args)))  # a process is given no more than this

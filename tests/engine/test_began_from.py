@@ -15,7 +15,7 @@ from expbase.checkpoint import storage
 from expbase.ranks import collectives
 from expbase.record import digests
 from expbase.tools.runs import read_run
-from expbase.tools.show import describe
+from expbase.tools.show import lines_about
 
 
 def start_of(run: Path) -> dict[str, Any]:
@@ -205,5 +205,5 @@ def test_a_model_in_bfloat16_and_one_that_is_not_trained_are_among_the_first_wei
 def test_show_has_a_line_of_it(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("1 2 3")
     trained(Tiny, tmp_path / "run", {"data": str(tmp_path / "data")}, max_iteration=1)
-    lines = [*describe(tmp_path / "run", read_run(tmp_path / "run", "run"))]
+    lines = [*lines_about(tmp_path / "run", read_run(tmp_path / "run", "run"))]
     assert f"began from --data: {sha256(tmp_path / 'data')}" in lines

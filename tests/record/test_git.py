@@ -22,7 +22,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def described(repository: Path) -> dict[str, Any]:
     """What is noted when a run beside the repository starts."""
-    return record.describe(record.top_of(repository), repository.parent / "run")
+    return record.state_of(record.top_of(repository), repository.parent / "run")
 
 
 def patch_of(repository: Path, code: dict[str, Any]) -> str:
@@ -127,7 +127,7 @@ def test_a_conflict_is_saved_as_it_stands(repository: Path) -> None:
 
 
 def test_without_git_that_is_the_note(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert record.describe(None, repository) == {"note": "not in a git repository"}
+    assert record.state_of(None, repository) == {"note": "not in a git repository"}
     monkeypatch.setenv("PATH", str(repository))
     assert described(repository) == {"note": "no more is known: FileNotFoundError"}
 
