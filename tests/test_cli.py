@@ -25,6 +25,7 @@ from expbase import (
     ExperimentBase,
     default_argument_parser,
     main,
+    mixins_in_front,
 )
 from expbase.checkpoint.layout import CheckpointError
 from expbase.cli import load_config, report_user_errors
