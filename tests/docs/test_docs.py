@@ -1,6 +1,7 @@
 """What the pages name is there: keys, mixins, methods, options, messages, tests, files, links, nav.
 
 The code and the commands of the pages: test_readme.py. The two languages: test_languages.py.
+The page of the architecture: test_architecture.py.
 """
 
 from __future__ import annotations
@@ -188,20 +189,6 @@ def test_every_module_that_a_page_names_exists() -> None:
             is_test = any((ROOT / "tests").rglob(name))
             known = any(place.exists() for place in places) or is_test
             assert known or name in ("train.py", "file.py", "plain.py"), (page, name)
-
-
-def test_the_page_of_architecture_names_every_module() -> None:
-    tree = blocks("architecture", "text")[0]
-    package = ROOT / "expbase"
-    modules = {path.name for path in package.glob("[a-z]*.py")}
-    assert set(re.findall(r"\w+\.py", tree)) == modules
-    folders = {path.parent.name for path in package.glob("*/__init__.py")}
-    assert set(re.findall(r"^  (\w+)/", tree, re.MULTILINE)) == folders
-    listed = re.findall(r"^  ([\w/]+)/ .*: ([\w, ]+)$", tree, re.MULTILINE)
-    assert len(listed) > 6
-    for folder, names in listed[:-1]:  # that of extras ends with a remark
-        modules = {path.stem for path in (package / folder).glob("*.py")}
-        assert {*names.split(", ")} <= modules, folder
 
 
 def test_every_page_that_the_code_names_exists() -> None:
