@@ -8,7 +8,6 @@ read(checkpoint, 400)  # of the run that a checkpoint belongs to, up to its iter
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from contextlib import suppress
@@ -44,7 +43,7 @@ def write(run_dir: Path, kept: Kept) -> None:
     path = run_dir / FILE
     temporary = path.with_name(f".writing-{FILE}")
     with suppress(OSError):
-        temporary.write_text(json.dumps(dataclasses.asdict(kept)))
+        temporary.write_text(json.dumps(kept, default=vars))
         os.replace(temporary, path)
 
 

@@ -213,8 +213,9 @@ class Audit:
         if self._internals.restored is not None and not self._experiment.rank:
             then = doctor_file.read(self._internals.restored, self._experiment.iteration)
         hooked = self._set_by_hook()
-        unset = self._say_differences(then, hooked)
-        self._kept = doctor_file.Kept(self._set_by_code(hooked), hooked | unset, then.looks)
+        code = self._set_by_code(hooked)
+        unset = self._say_differences(then, hooked, code)
+        self._kept = doctor_file.Kept(code, hooked | unset, then.looks)
         self._write()
 
     def _set_by_hook(self) -> dict[str, str]:
@@ -315,7 +316,9 @@ class Audit:
         made = {path: _as_text(there) for path, there in self._made.items()}
         return own | {path: text for path, text in made.items() if path not in hooked}
 
-    def _say_differences(self, then: doctor_file.Kept, hooked: Mapping[str, str]) -> dict[str, str]:
+    def _say_differences(
+        self, then: doctor_file.Kept, hooked: Mapping[str, str], code: Mapping[str, str]
+    ) -> dict[str, str]:
         """Names what is not as it was at the checkpoint that was restored.
 
         Returns:
@@ -336,7 +339,6 @@ class Audit:
             if is_exact or path in once or self._is_setups(path)
             if not self._reach.is_left_out(path)
         ]
-        code = self._set_by_code(hooked)
         anew = [
             path
             for path, text in then.code.items()
