@@ -33,7 +33,7 @@ from expbase.record.visualizer import Visualizer
 from expbase.state.walk import unwrap
 
 try:
-    from expbase.doctor.guest import visit
+    from expbase.doctor.doctor import visit
 except ModuleNotFoundError:  # its folder was taken away, and training is the same
     visit = None  # type: ignore[assignment]
 

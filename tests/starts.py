@@ -14,8 +14,8 @@ from typing import Any
 from expbase.base import json_values
 from expbase.base.arrays import Array, parse, serialize
 from expbase.doctor.doctor_file import FILE
-from expbase.doctor.outside_attributes import Audit
-from expbase.state.attributes import UserState
+from expbase.doctor.unsaved_changes import Audit
+from expbase.state.user_state import UserState
 
 
 class Start:

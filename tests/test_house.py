@@ -100,7 +100,7 @@ def test_nothing_knows_the_doctor_but_one_line_of_the_experiment() -> None:
 # Lines of training that say that something may be a mistake: where a result would be wrong, or work
 # lost. What only looks is in doctor/.
 WARNED = """
-    checkpoint.checkpointer checkpoint.model_files checkpoint.rank_comparison engine.evaluation
+    checkpoint.checkpointer checkpoint.model_files checkpoint.compare_rank_weights engine.evaluation
     engine.loop engine.report engine.resume engine.run engine.start engine.subscribers ranks.hang
     record.visualizer state.unsavable
 """

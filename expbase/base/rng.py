@@ -8,7 +8,7 @@ an epoch, for a validation and each of its batches, and for each batch that a da
     with unmoved(): ...                        # draws in the block change nothing after it
 
 Generators that a user makes (`np.random.default_rng`) are not seeded. One that is an attribute of
-the experiment is saved with it (state/values.py).
+the experiment is saved with it (state/changed_values.py).
 """
 
 from __future__ import annotations

@@ -24,10 +24,11 @@ from typing import Any, NamedTuple
 
 from expbase.base.arrays import Array
 from expbase.base.background import Background, SnapshotBuffer
+from expbase.base.checkpoint_part import Part
 from expbase.base.errors import RuntimeMistake, TypeMistake
 from expbase.base.json_values import Decoder, Encoder
-from expbase.base.part import Part
 from expbase.checkpoint import best, layout, rank_state, storage
+from expbase.checkpoint.compare_rank_weights import OnDifference, not_exact
 from expbase.checkpoint.contents import LOOP, OBJECTS, USERS, VALUES
 from expbase.checkpoint.layout import (
     ARRAYS,
@@ -36,7 +37,6 @@ from expbase.checkpoint.layout import (
     NonFiniteError,
 )
 from expbase.checkpoint.named import find_in_run
-from expbase.checkpoint.rank_comparison import OnDifference, not_exact
 from expbase.checkpoint.rank_state import GatheredState
 from expbase.ranks import collectives
 from expbase.record.sources import Code

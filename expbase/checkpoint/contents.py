@@ -14,10 +14,10 @@ from typing import Any
 
 import paddle
 
+from expbase.base.checkpoint_part import Part
 from expbase.base.device import kind_of
 from expbase.base.errors import TypeMistake
 from expbase.base.gradients import are_set, dense_gradient, set_gradient, set_zero_gradient
-from expbase.base.part import Part
 from expbase.state.parts import StatefulObjects, named_parameters
 
 OBJECTS = "objects"  # the attributes with state: their tensors are files of their own

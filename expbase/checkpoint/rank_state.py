@@ -33,9 +33,7 @@ from expbase.base.background import SnapshotBuffer
 from expbase.base.errors import RuntimeMistake
 from expbase.base.files import checksum_of
 from expbase.checkpoint import storage
-from expbase.checkpoint.contents import DIVIDED, VALUES
-from expbase.checkpoint.layout import ARRAYS, FORMAT, OF_RANK, STATE_FILE, SUFFIX, CheckpointError
-from expbase.checkpoint.rank_comparison import (
+from expbase.checkpoint.compare_rank_weights import (
     Arrays,
     Name,
     OnDifference,
@@ -43,9 +41,11 @@ from expbase.checkpoint.rank_comparison import (
     Sample,
     checksums,
 )
-from expbase.ranks import alike, collectives
+from expbase.checkpoint.contents import DIVIDED, VALUES
+from expbase.checkpoint.layout import ARRAYS, FORMAT, OF_RANK, STATE_FILE, SUFFIX, CheckpointError
+from expbase.ranks import collectives, compare_gathered
+from expbase.state.changed_values import HOOKED
 from expbase.state.parts import PARAMETERS, StatefulObjects, Tensors, statistics
-from expbase.state.values import HOOKED
 
 _CHUNK = 1 << 22  # bytes of one broadcast; four times as many take longer
 
@@ -166,9 +166,12 @@ class Gatherer:
         samples = [of_rank[0] for of_rank in of_ranks]
         if comparison.shows(samples):
             comparison.look(watched, found, samples)
-        different = alike.unlike([sums_of_zero, sums]) & sums.keys()
+        different = compare_gathered.unlike([sums_of_zero, sums]) & sums.keys()
         different = {*comparison.not_known(different, found)}  # nor what only rank 0 trains
-        others = {entry: alike.unlike([values_of_zero[entry], values[entry]]) for entry in values}
+        others = {
+            entry: compare_gathered.unlike([values_of_zero[entry], values[entry]])
+            for entry in values
+        }
         if self._refuse:  # what on_train_begin sets on each rank, such as its id, is rank 0's
             hooked = {HOOKED}.union(
                 *(of[VALUES].get(HOOKED, ()) for of in (values_of_zero, values))
@@ -203,7 +206,7 @@ def _first_had(names: Set[Name], found: StatefulObjects) -> set[Name]:
     here = dict.fromkeys(name for name in names if name[0] in found.optimizers)
     of_ranks = collectives.all_gather_object(here)
     sharded = found.sharded()
-    for file, key in sorted(alike.unlike(of_ranks)):
+    for file, key in sorted(compare_gathered.unlike(of_ranks)):
         if file not in sharded:
             raise RuntimeMistake(
                 f"self.{file}: {key!r} is on some of the ranks alone, and would be lost; expected "
@@ -318,7 +321,7 @@ def as_on_rank_zero(tensors: Tensors) -> Tensors:
     here = _flat(tensors)
     checksum = checksum_of(array.data for array in here.values())
     of_ranks = collectives.all_gather_object((_outline(here), checksum))
-    if alike.are_alike(of_ranks):
+    if compare_gathered.are_alike(of_ranks):
         return tensors
     outline = of_ranks[0][0]
     arrays = _room(outline, SnapshotBuffer()) if collectives.rank() else here

@@ -38,7 +38,7 @@ from expbase.data.order import (
     unmoved,
 )
 from expbase.data.workers import Fetcher, Items, batched_stream, streamed_by_workers, with_last
-from expbase.ranks import alike
+from expbase.ranks import compare_gathered
 from expbase.ranks.collectives import all_gather_object, barrier, max_over_ranks
 
 _NOTHING = object()  # stands for a batch when there is none
@@ -220,7 +220,7 @@ class LoaderAdapter:
     def compare_ranks(self, batch: Any) -> None:
         """Raises a ValueError if a batch or a sample is not the same on all ranks; a collective."""
         barrier(f"the first batch of {self.name}")
-        if not alike.are_alike(all_gather_object(checksum(batch))):
+        if not compare_gathered.are_alike(all_gather_object(checksum(batch))):
             raise self.dealt_by_rank()
 
     def dealt_by_rank(self) -> ValueError:
@@ -371,7 +371,7 @@ class MapStyleLoader(LoaderAdapter):
         head = self._order.head()
         barrier(f"the sampler of {self.name}")  # not all may come, or late
         checksums = [checksum for checksum, _ in all_gather_object(head)]
-        self.has_one_order = None in checksums or alike.are_alike(checksums)
+        self.has_one_order = None in checksums or compare_gathered.are_alike(checksums)
         self.batches_per_epoch = head[1] or self.batches_per_epoch
 
     def open(self, epoch: int, position: int = 0) -> Batches:

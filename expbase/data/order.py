@@ -27,10 +27,10 @@ from paddle.io import (
 
 from expbase.base import rng
 from expbase.base.any_object import attributes_of, has_attributes, state_setter
-from expbase.base.generators import GENERATORS, generator_state, set_generator_state
 from expbase.base.processes import forking
-from expbase.state.places import Node, WholeNode
+from expbase.base.random_generators import GENERATORS, generator_state, set_generator_state
 from expbase.state.rollback import Rollback
+from expbase.state.value_places import Node, WholeNode
 
 _MOST_LISTED = 1 << 23  # the longest order that a checkpoint holds, in samples or batches
 _MOST_KEPT_BYTES = 1 << 26  # the largest attribute of a sampler that is restored after `ask`

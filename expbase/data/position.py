@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 from typing import Any
 
+from expbase.base.checkpoint_part import Part
 from expbase.base.errors import RuntimeMistake, ValueMistake
 from expbase.base.files import DAMAGES
 from expbase.base.json_values import checksum
-from expbase.base.part import Part
 from expbase.config import ConfigError
 from expbase.data.loaders import Batches, LoaderAdapter, Shard
-from expbase.data.skips import Skips
+from expbase.data.skipped_updates import Skips
 from expbase.data.workers import Items
 
 _UNKNOWN = "but which ones they were is unknown: some may come twice in it, others never"

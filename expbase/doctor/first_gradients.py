@@ -24,7 +24,7 @@ from expbase.base.arrays import is_piece
 from expbase.base.gradients import dense_gradient
 from expbase.state.optimizers import innermost
 from expbase.state.parts import parameters_of
-from expbase.state.samples import is_other, sample
+from expbase.state.sampled_elements import is_other, sample
 
 _UPDATES = 10  # that are looked at, at most: a gradient that was cleared once is watched no more
 _PARTS = 4  # parameters of an optimizer that are looked at

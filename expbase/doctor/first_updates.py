@@ -22,10 +22,10 @@ from expbase.engine.internals import Internals
 from expbase.engine.loop import LOOP
 from expbase.events import CALLED_BY, heard_by, own_classes
 from expbase.mixins_in_front import is_trial
-from expbase.state.checks import steps_by_itself, trained_in, updated_by
 from expbase.state.optimizers import innermost
 from expbase.state.parts import StatefulObjects
-from expbase.state.samples import Samples
+from expbase.state.sampled_elements import Samples
+from expbase.state.setup_checks import steps_by_itself, trained_in, updated_by
 
 LOOK_AFTER = 1000  # updates
 READS_NOTHING = (

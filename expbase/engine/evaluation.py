@@ -24,11 +24,11 @@ from expbase.data.evaluated_samples import Read, check_read, counted_twice, what
 from expbase.data.loaders import Batches, LoaderAdapter, Shard, adapt_loader
 from expbase.engine.start import Start
 from expbase.engine.stop import ValidationExit
-from expbase.ranks import alike, collectives
+from expbase.ranks import collectives, compare_gathered
 from expbase.record.meter import Reading, SampleMeter, Taken, means_over
 from expbase.record.speed import Stopwatch
-from expbase.state.attributes import UserState
 from expbase.state.rollback import Rollback
+from expbase.state.user_state import UserState
 from expbase.state.walk import LOADERS
 
 T = TypeVar("T")
@@ -152,7 +152,7 @@ class Evaluation:
         read = what_was_read(self._running, with_indices=True)
         of_all = collectives.all_gather_object((*here, read))
         returned, taken, begun, read_on_ranks = zip(*of_all, strict=True)
-        alike.check_loops(begun)
+        compare_gathered.check_loops(begun)
         if not any(begun):
             self._tell_unread_loader(has_logged=any(map(any, taken)))
         self._check_read([*read_on_ranks], iteration)
@@ -162,7 +162,9 @@ class Evaluation:
         ]
         first = of_ranks[0]  # what only rank 0 returns was left to it
         is_silent = results is None and drawn_before == num_drawn()
-        difference = alike.first_difference([{**first, **numbers} for numbers in of_ranks])
+        difference = compare_gathered.first_difference(
+            [{**first, **numbers} for numbers in of_ranks]
+        )
         if self._has_warned:
             return first
         if is_silent and not first:

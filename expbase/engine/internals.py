@@ -26,8 +26,8 @@ from expbase.engine.run_states import Life
 from expbase.engine.start import Start
 from expbase.engine.subscribers import Subscribers
 from expbase.engine.update import StepParts, Update
-from expbase.state.attributes import UserState
 from expbase.state.parts import StatefulObjects
+from expbase.state.user_state import UserState
 
 
 class Internals:

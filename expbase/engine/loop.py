@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from expbase.base import rng
+from expbase.base.checkpoint_part import Part
 from expbase.base.errors import AttributeMistake, RuntimeMistake, TypeMistake
-from expbase.base.part import Part
 from expbase.checkpoint.checkpointer import Checkpointer
 from expbase.checkpoint.layout import NonFiniteError
 from expbase.data.position import DataPosition
@@ -43,8 +43,8 @@ from expbase.engine.subscribers import Subscribers
 from expbase.engine.update import Update
 from expbase.ranks import collectives
 from expbase.record.speed import Stopwatch
-from expbase.state.attributes import UserState
-from expbase.state.samples import Samples
+from expbase.state.sampled_elements import Samples
+from expbase.state.user_state import UserState
 
 LOOP = "`while self.going_on(): self.train_batch(); self.end_iteration()`"
 _SAVED = ("iteration", "epoch", "epochs_before", "todo")

@@ -20,7 +20,7 @@ from expbase.checkpoint.checkpointer import VALIDATIONS_BYTES
 from expbase.checkpoint.named import find_named
 from expbase.engine.run import Run
 from expbase.engine.run_states import Life
-from expbase.ranks import alike, collectives
+from expbase.ranks import collectives, compare_gathered
 from expbase.record import digests, provenance
 from expbase.record.starts_and_ends import LEDGER
 
@@ -49,7 +49,7 @@ def _find_other(run: Run) -> Path | None:
 def _say_what_goes_on(run: Run) -> None:
     if run.start.parallel:
         code = {"versions": provenance.versions(), **run.checkpointer.code.files}
-        if difference := alike.first_difference(collectives.all_gather_object(code)):
+        if difference := compare_gathered.first_difference(collectives.all_gather_object(code)):
             run.start.warn(f"not all ranks run the same code: {difference}")
     if (resumable := run.checkpointer.resumable) is not None:
         run.start.logger.info(

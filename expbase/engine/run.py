@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from expbase.base import rng
+from expbase.base.checkpoint_part import Part
 from expbase.base.errors import RuntimeMistake
 from expbase.base.exit_codes import exit_code_of, refuse_early_success
 from expbase.base.json_lines import JsonLines
-from expbase.base.part import Part
 from expbase.base.processes import hears_signals
 from expbase.base.terminal import lasting
 from expbase.checkpoint import layout
@@ -51,24 +51,24 @@ from expbase.engine.report import Report
 from expbase.engine.results import Results
 from expbase.engine.run_dir import RunDirectory
 from expbase.engine.run_states import Life, Step
-from expbase.engine.shares.checks import check_shares, refuse_different
-from expbase.engine.shares.division import SharesOnRanks
+from expbase.engine.shares.share_checks import check_shares, refuse_different
+from expbase.engine.shares.shares_on_ranks import SharesOnRanks
 from expbase.engine.shares.states import ShareStates
 from expbase.engine.start import Start, check_valid_loader, need_super
 from expbase.engine.stop import StopRequests
 from expbase.engine.subscribers import Subscribers
 from expbase.engine.update import Accumulation, Division, Update
-from expbase.ranks import alike, collectives, hang
+from expbase.ranks import collectives, compare_gathered, hang
 from expbase.ranks.device import set_device
 from expbase.record import digests, git, logs, provenance, sources
 from expbase.record.metrics import METRICS, MetricLog
 from expbase.record.speed import Stopwatch
 from expbase.record.starts_and_ends import LEDGER, Ledger, flat
 from expbase.record.visualizer import check_visualizer
-from expbase.state.attributes import UserState
-from expbase.state.checks import check_state, not_synchronized
 from expbase.state.parts import named_parameters
-from expbase.state.samples import Samples
+from expbase.state.sampled_elements import Samples
+from expbase.state.setup_checks import check_state, not_synchronized
+from expbase.state.user_state import UserState
 from expbase.training import check_training, resolved
 
 _SAVE_SECONDS = 60.0  # for the last checkpoint of a process that is ended
@@ -427,7 +427,7 @@ class Run:
         self.ledger.facts["loaders"] = {
             name: facts[name] for name in facts if name.startswith("self.")
         }
-        alike.check_alike({**facts, **found.shapes()})
+        compare_gathered.check_alike({**facts, **found.shapes()})
         self.update.note_ranks()
         self.update.wrappers.note_all()
         self.checkpointer.expect(found)

@@ -21,8 +21,8 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from expbase.base.checkpoint_part import Part
 from expbase.base.errors import TypeMistake
-from expbase.base.part import Part
 from expbase.events import CALLED_BY, Events, Filter, acts_at, heard_by, listeners_of, own_classes
 
 

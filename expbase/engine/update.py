@@ -15,11 +15,11 @@ import paddle
 from paddle.amp.grad_scaler import OptimizerState
 
 from expbase.base.errors import RuntimeMistake, ValueMistake
-from expbase.engine.wrappers import Wrappers
-from expbase.ranks import alike, collectives
+from expbase.engine.model_wrappers import Wrappers
+from expbase.ranks import collectives, compare_gathered
 from expbase.record.speed import Stopwatch
-from expbase.state.attributes import UserState
 from expbase.state.parts import StatefulObjects, parameters_of
+from expbase.state.user_state import UserState
 from expbase.state.walk import unwrap
 
 
@@ -137,7 +137,7 @@ class Update:
             layer = unwrap(layer)
         found = StatefulObjects(layers={f"data_parallel({type(layer).__name__})": layer})
         # Else paddle/distributed/parallel.py, sync_params_buffers, would hang, or end the process.
-        alike.check_alike(found.shapes())
+        compare_gathered.check_alike(found.shapes())
         wrapper = paddle.DataParallel(layer, **options)
         self.wrappers.note(wrapper)
         return wrapper

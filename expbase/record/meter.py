@@ -15,8 +15,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from expbase.base.checkpoint_part import Part
 from expbase.base.errors import TypeMistake
-from expbase.base.part import Part
 
 _NAMED = 5  # how many numbers that are not finite are named, at most
 _UNITS = 1 << 1074  # 1, in units of the smallest float

@@ -19,7 +19,7 @@ from typing import Any
 from paddle.optimizer import lr
 
 from expbase.base.any_object import module_of
-from expbase.state.places import WHOLE, GroupNode, Node, OptimizerNode, ScheduleNode, cells_of
+from expbase.state.value_places import WHOLE, GroupNode, Node, OptimizerNode, ScheduleNode, cells_of
 from expbase.state.walk import Walk
 
 _MOVING = ("last_lr", "last_epoch")  # of a schedule; they follow from the rest

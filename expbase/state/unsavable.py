@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from expbase.state.reach import BEYOND, Reach
+from expbase.state.reachable import BEYOND, Reach
 
 MOST_LINES = 20
 WAYS_OUT = (

@@ -40,7 +40,17 @@ from expbase.base import rng
 from expbase.base.any_object import attributes_of, class_name, has_attributes, module_of
 from expbase.base.json_values import Names
 from expbase.state import optimizers
-from expbase.state.places import (
+from expbase.state.value_kinds import (
+    ATOMS,
+    CODE,
+    CONSTANT,
+    LEAVES,
+    WORLD,
+    asks,
+    is_memory,
+    is_users,
+)
+from expbase.state.value_places import (
     GROUPS,
     MANY,
     WHOLE,
@@ -57,16 +67,6 @@ from expbase.state.places import (
     StatefulNode,
     WholeNode,
     cells_of,
-)
-from expbase.state.value_kinds import (
-    ATOMS,
-    CODE,
-    CONSTANT,
-    LEAVES,
-    WORLD,
-    asks,
-    is_memory,
-    is_users,
 )
 
 MOST = 20_000  # nodes

@@ -26,7 +26,7 @@ from tiny import (
     trained,
 )
 
-from expbase.data.skips import Skips
+from expbase.data.skipped_updates import Skips
 from expbase.extras.all_events import AllEvents
 
 sys.path.insert(0, str(TESTS / "proofs"))

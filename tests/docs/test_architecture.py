@@ -126,5 +126,5 @@ def test_the_layers_of_the_picture_are_the_floors_with_files_that_there_are() ->
         for name in names:
             path = PACKAGE / folder / name.rstrip("/")
             assert path.is_dir() or path.with_suffix(".py").exists(), (folder, name)
-    looked_at = stems(PACKAGE / "doctor") - {"guest", "doctor_file"}
+    looked_at = stems(PACKAGE / "doctor") - {"doctor", "doctor_file"}
     assert looked_at <= {text for text, _ in said}

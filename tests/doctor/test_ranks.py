@@ -8,8 +8,8 @@ import paddle
 import pytest
 
 from expbase.base.arrays import Array
-from expbase.checkpoint.rank_comparison import Difference
-from expbase.doctor.ranks import advice
+from expbase.checkpoint.compare_rank_weights import Difference
+from expbase.doctor.why_ranks_differ import advice
 from expbase.state.parts import StatefulObjects, find
 
 OWN = "each rank trains a model of its own"

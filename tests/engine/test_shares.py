@@ -21,8 +21,8 @@ from tiny import DEVICE, TESTS, Helped, Tiny, make, metrics, run_of, run_script,
 from expbase import ConfigError
 from expbase.checkpoint import rank_state
 from expbase.data.loaders import Shard, adapt_loader
-from expbase.engine.shares.checks import check_shares, refuse_different
 from expbase.engine.shares.gradient_tree import GradientTree
+from expbase.engine.shares.share_checks import check_shares, refuse_different
 from expbase.record.meter import Meter
 
 sys.path.insert(0, str(TESTS / "proofs"))

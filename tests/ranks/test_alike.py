@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from expbase.ranks.alike import are_alike, check_loops, first_difference, unlike
+from expbase.ranks.compare_gathered import are_alike, check_loops, first_difference, unlike
 
 OF_RANKS = [{"a": 1.0, "b": math.nan}, {"a": 1.0, "b": float("nan")}, {"a": 2.0, "c": 0}]
 

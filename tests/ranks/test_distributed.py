@@ -23,7 +23,7 @@ from tiny import Points, Tiny, curve, make, metrics, run_ranks, run_script, same
 from expbase import ConfigError
 from expbase.base.arrays import parse
 from expbase.extras.all_events import AllEvents
-from expbase.ranks import alike, collectives, store
+from expbase.ranks import collectives, compare_gathered, store
 
 # Writes what each rank saw into its own file, beside the run.
 PROBE = """
@@ -34,7 +34,7 @@ import paddle
 from tiny import Notes, Tiny
 from expbase.ranks import collectives, store
 from expbase import main, rank_zero_only
-from expbase.ranks.alike import check_alike
+from expbase.ranks.compare_gathered import check_alike
 from expbase.checkpoint import rank_state as local
 from expbase.extras.all_events import AllEvents
 from expbase.data.loaders import Shard, adapt_loader
@@ -437,7 +437,7 @@ def test_what_differs_between_the_ranks_at_setup_is_an_error_with_both_values(
     members = {**changes, "setup_dataloader": setup_dataloader}
     theirs: dict[str, str] = {}
     with monkeypatch.context() as patch:
-        patch.setattr(alike, "check_alike", theirs.update)
+        patch.setattr(compare_gathered, "check_alike", theirs.update)
         other = make(type("Other", (Tiny,), members), tmp_path / "other")
         other.setup()
         other.close()
@@ -445,7 +445,7 @@ def test_what_differs_between_the_ranks_at_setup_is_an_error_with_both_values(
     def gathered(value: Any) -> list[Any]:
         return [value, theirs if isinstance(value, dict) else "another checksum"]
 
-    monkeypatch.setattr(alike, "all_gather_object", gathered)
+    monkeypatch.setattr(compare_gathered, "all_gather_object", gathered)
     with pytest.raises(ValueError, match=re.escape(text)):
         make(Tiny, tmp_path / "run").setup()
 
@@ -463,7 +463,7 @@ def test_layers_that_differ_are_found_before_paddle_connects_them(
             return [value, "another checksum"]
         return [value, value | {"self.data_parallel(Linear): 'weight'": "float32 [4, 3]"}]
 
-    monkeypatch.setattr(alike, "all_gather_object", gathered)
+    monkeypatch.setattr(compare_gathered, "all_gather_object", gathered)
     with pytest.raises(
         ValueError, match=r"'weight': float32 \[4, 2\] on rank 0, float32 \[4, 3\] on"
     ):

@@ -22,8 +22,8 @@ from starts import Start
 from tiny import Points, Tiny, run_of, same_bits, trained
 
 from expbase.base.json_values import Encoded
-from expbase.state.places import DictNode, Node, WholeNode
 from expbase.state.rollback import Rollback
+from expbase.state.value_places import DictNode, Node, WholeNode
 from expbase.state.walk import nodes_in_layers
 
 
@@ -280,7 +280,7 @@ def test_an_object_is_registered_with_all_that_it_has_and_without_an_alarm() -> 
 
 
 def test_what_is_large_is_saved_and_its_size_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("expbase.state.values._LARGE_BYTES", 100)
+    monkeypatch.setattr("expbase.state.changed_values._LARGE_BYTES", 100)
     for names, lines in (((), 1), (("big.items",), 0)):
         one = Start({"big": Memory()}, register=names)
         one.own.big.items += [np.zeros(20), np.ones(20)]

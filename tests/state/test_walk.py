@@ -26,8 +26,8 @@ from paddle.optimizer import lr
 from tiny import Points
 
 from expbase.state import value_kinds, walk
-from expbase.state.places import WHOLE, DictNode, Node
 from expbase.state.value_kinds import is_users
+from expbase.state.value_places import WHOLE, DictNode, Node
 from expbase.state.walk import Walk, nodes_in_layers
 
 

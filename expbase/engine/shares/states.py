@@ -29,20 +29,20 @@ import numpy as np
 
 from expbase.base.any_object import state_setter
 from expbase.base.arrays import Array
+from expbase.base.checkpoint_part import Part
 from expbase.base.errors import RuntimeMistake
-from expbase.base.generators import (
+from expbase.base.json_values import checksum
+from expbase.base.random_generators import (
     generator_kind,
     generator_state,
     new_generator,
     set_generator_state,
 )
-from expbase.base.json_values import checksum
-from expbase.base.part import Part
 from expbase.engine.due import due_at
 from expbase.ranks import collectives
-from expbase.state.attributes import UserState
 from expbase.state.compare import is_same
 from expbase.state.parts import StatefulObjects, get_state, set_state, statistics
+from expbase.state.user_state import UserState
 
 ShareState = dict[str, Any]  # of one share: tensors and values by path
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from expbase.base.arrays import Array
-from expbase.checkpoint.rank_comparison import Difference, Name
+from expbase.checkpoint.compare_rank_weights import Difference, Name
 from expbase.state import optimizers
 from expbase.state.parts import StatefulObjects, parameter_names, parameters_of
 

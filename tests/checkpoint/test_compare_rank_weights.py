@@ -19,8 +19,8 @@ from tiny import TESTS, run_ranks, same_bits
 
 from expbase.base.arrays import Array, parse
 from expbase.checkpoint import rank_state
+from expbase.checkpoint.compare_rank_weights import Difference
 from expbase.checkpoint.layout import STATE_FILE
-from expbase.checkpoint.rank_comparison import Difference
 from expbase.state.parts import StatefulObjects, find
 
 LOGGER = logging.getLogger("expbase")

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from expbase.base import rng
-from expbase.engine.shares.checks import check_whole
 from expbase.engine.shares.gradient_tree import GradientTree
+from expbase.engine.shares.share_checks import check_whole
 from expbase.engine.shares.states import ShareStates
 from expbase.ranks import collectives
 from expbase.state.parts import StatefulObjects

@@ -21,8 +21,8 @@ from starts import Start
 from tiny import Notes, Points, Tiny, trained
 
 from expbase.base import rng
-from expbase.doctor import outside_attributes
-from expbase.state import values, walk
+from expbase.doctor import unsaved_changes
+from expbase.state import changed_values, walk
 
 CHANGED = ": changed in training, and in no checkpoint: a resumed run has what setup makes of it."
 LOST = ": has changed in training, and is not what it was then"
@@ -559,7 +559,7 @@ def shuffling(data):
 
 
 def test_what_can_be_reached_beyond_the_bound_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (walk, values, outside_attributes):
+    for module in (walk, changed_values, unsaved_changes):
         monkeypatch.setattr(module, "MOST", 50)
     one = Start({"all": [SimpleNamespace(a=number) for number in range(100)]})
     (line,) = one.warned
@@ -568,4 +568,4 @@ def test_what_can_be_reached_beyond_the_bound_is_said(monkeypatch: pytest.Monkey
 
 def test_code_and_what_talks_to_the_world_stand_nowhere() -> None:
     for value in (len, int, operator.add, threading.Lock(), threading.current_thread()):
-        assert outside_attributes.stands(value) is None, value
+        assert unsaved_changes.stands(value) is None, value

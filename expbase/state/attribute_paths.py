@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from expbase.state.places import MANY
 from expbase.state.value_kinds import ATOMS
+from expbase.state.value_places import MANY
 from expbase.state.walk import unwrap
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import paddle
 
 from expbase.base.errors import RuntimeMistake, ValueMistake
+from expbase.checkpoint.compare_rank_weights import Name
 from expbase.checkpoint.layout import ARRAYS
-from expbase.checkpoint.rank_comparison import Name
 from expbase.checkpoint.rank_state import trained_names
 from expbase.config import ConfigError
 from expbase.ranks import collectives

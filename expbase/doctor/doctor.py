@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from expbase.checkpoint.rank_comparison import Difference
+from expbase.checkpoint.compare_rank_weights import Difference
 from expbase.doctor.before_training import (
     likely_mistakes,
     methods_nobody_calls,
@@ -21,8 +21,8 @@ from expbase.doctor.before_training import (
 )
 from expbase.doctor.error_notes import add_notes
 from expbase.doctor.first_updates import FirstUpdates
-from expbase.doctor.outside_attributes import Audit
-from expbase.doctor.ranks import advice
+from expbase.doctor.unsaved_changes import Audit
+from expbase.doctor.why_ranks_differ import advice
 from expbase.engine.internals import Internals
 
 

@@ -22,8 +22,8 @@ from paddle.nn import Layer
 from paddle.nn.utils import spectral_norm_hook, weight_norm_hook
 
 from expbase.base.any_object import attributes_of, definer, module_of, set_attribute
-from expbase.base.generators import GENERATORS, generator_state, set_generator_state
 from expbase.base.gradients import gradient, set_gradient
+from expbase.base.random_generators import GENERATORS, generator_state, set_generator_state
 from expbase.state import optimizers
 from expbase.state.value_kinds import ATOMS, LEAVES, is_users
 

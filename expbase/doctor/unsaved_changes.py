@@ -38,13 +38,12 @@ from expbase.base.any_object import (
 )
 from expbase.base.arrays import Array, fetch
 from expbase.base.files import checksum_of
-from expbase.base.generators import GENERATORS
 from expbase.base.json_values import bytes_of, is_of_a_sample
+from expbase.base.random_generators import GENERATORS
 from expbase.doctor import doctor_file
 from expbase.engine.internals import Internals
 from expbase.state.compare import as_text, is_same, is_value, look
-from expbase.state.places import WHOLE, LayerNode, Node, StatefulNode, cells_of
-from expbase.state.reach import BEYOND, GIVEN
+from expbase.state.reachable import BEYOND, GIVEN
 from expbase.state.unsavable import (
     LOST,
     MOST_LINES,
@@ -56,6 +55,7 @@ from expbase.state.unsavable import (
     ways_out,
 )
 from expbase.state.value_kinds import CODE, WORLD, holds_handle, is_users, talks_to_the_world
+from expbase.state.value_places import WHOLE, LayerNode, Node, StatefulNode, cells_of
 from expbase.state.walk import LOADERS, MOST, Walk, WalkedNames
 
 UNKNOWN = "?"  # of what nobody can look into

@@ -14,7 +14,7 @@ from typing import Any
 from paddle.nn import Layer
 
 from expbase.base.errors import AttributeMistake, RuntimeMistake
-from expbase.state.paths import Spot, spot_at
+from expbase.state.attribute_paths import Spot, spot_at
 from expbase.state.value_kinds import CODE
 from expbase.state.walk import LOADERS, Walk
 

@@ -15,12 +15,12 @@ from typing import Any
 
 from expbase.base.arrays import fetch
 from expbase.base.files import checksum_of
-from expbase.base.generators import GENERATORS
+from expbase.base.random_generators import GENERATORS
 from expbase.state import parts
-from expbase.state.places import Node
-from expbase.state.reach import Reach
+from expbase.state.changed_values import Values
+from expbase.state.reachable import Reach
 from expbase.state.unsavable import Told
-from expbase.state.values import Values
+from expbase.state.value_places import Node
 from expbase.state.walk import Walk, nodes_in_layers, unwrap
 
 

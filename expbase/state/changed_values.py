@@ -28,10 +28,10 @@ from paddle.base.framework import EagerParamBase
 
 from expbase.base.any_object import state_setter
 from expbase.base.arrays import describe
+from expbase.base.checkpoint_part import Part
 from expbase.base.errors import RuntimeMistake
-from expbase.base.generators import GENERATORS, generator_kind
 from expbase.base.json_values import Decoder, Encoded, Encoder, Names, not_savable
-from expbase.base.part import Part
+from expbase.base.random_generators import GENERATORS, generator_kind
 from expbase.state.compare import (
     SIMPLE,
     as_text,
@@ -39,7 +39,11 @@ from expbase.state.compare import (
     is_same,
     look,
 )
-from expbase.state.places import (
+from expbase.state.reachable import Reach
+from expbase.state.schedule_constants import constants_in, follow
+from expbase.state.unsavable import Told
+from expbase.state.value_kinds import is_handle, is_written, talks_to_the_world
+from expbase.state.value_places import (
     WHOLE,
     DictNode,
     GroupNode,
@@ -49,10 +53,6 @@ from expbase.state.places import (
     WholeNode,
     is_same_key,
 )
-from expbase.state.reach import Reach
-from expbase.state.schedule_constants import constants_in, follow
-from expbase.state.unsavable import Told
-from expbase.state.value_kinds import is_handle, is_written, talks_to_the_world
 from expbase.state.walk import MOST, Walk, WalkedNames, no_garbage_collection, reference
 
 _DELETED, _ORDER, _CONSTANTS = "@deleted", "@order", "@constants"

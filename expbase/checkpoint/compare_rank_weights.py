@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from expbase.base.arrays import Array, fetch
 from expbase.base.files import checksum_of
-from expbase.ranks import alike, collectives
+from expbase.ranks import collectives, compare_gathered
 from expbase.state.parts import StatefulObjects, named_parameters, parameter_names
 
 Name = tuple[str, str]  # file and key of a tensor
@@ -86,12 +86,12 @@ class RankComparison:
 
     def shows(self, samples: Sequence[Sample]) -> bool:
         """Returns whether it is time to look closer: at the first save, or if one differs."""
-        return self._saves == 1 or not alike.are_alike(samples)
+        return self._saves == 1 or not compare_gathered.are_alike(samples)
 
     def look(self, arrays: Arrays, found: StatefulObjects, samples: Sequence[Sample]) -> None:
         """Compares all that was sampled, and tells what differs; a collective."""
         has_rates = self._tell_rates([sample.rates for sample in samples])
-        unequal = alike.unlike(collectives.all_gather_object(checksums(arrays)))
+        unequal = compare_gathered.unlike(collectives.all_gather_object(checksums(arrays)))
         owners = _owners(unequal, found)
         elements: list[dict[Name, Array]] = []
         if unequal:
@@ -113,7 +113,7 @@ class RankComparison:
         first = of_ranks[0]
         before = len(self._rates)
         for rank, rates in enumerate(of_ranks):
-            for name in sorted(alike.unlike([first, rates]) - self._rates):
+            for name in sorted(compare_gathered.unlike([first, rates]) - self._rates):
                 self._rates.add(name)
                 self._logger.warning(
                     f"{name}: the learning rate is {first.get(name)} on rank 0 and "
