@@ -23,6 +23,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from paddle.base import unique_name
+
 from expbase.base import rng
 from expbase.base.errors import RuntimeMistake
 from expbase.base.exit_codes import exit_code_of, refuse_early_success
@@ -222,6 +224,8 @@ class Run:
             self._open_records()
             experiment.setup_checkpointer()
             rng.seed_for(start.training.seed, rng.SETUP)  # the same on all ranks
+            # No name of a parameter is taken: an experiment before this one may have its own.
+            unique_name.switch(unique_name.generator)
             experiment.setup_dataloader()
             self._attach_data()
             experiment.setup_model()
