@@ -283,6 +283,14 @@ def check_begins_anew(loader: Any, name: str) -> None:
         )
 
 
+def several_loaders(loader: Any) -> str:
+    """Returns "dict" or "list" if a value has several DataLoaders, which is no loader; else ""."""
+    parts = loader.values() if isinstance(loader, Mapping) else loader
+    kind = "dict" if isinstance(loader, Mapping) else "list"
+    is_one = kind == "list" and not isinstance(loader, (list, tuple))
+    return "" if is_one or not isinstance(next(iter(parts), None), DataLoader) else kind
+
+
 def num_samples(loader: Any) -> int | None:
     """Returns how many samples the data set of a loader has; None: unknown."""
     # RuntimeError: an IterableDataset.

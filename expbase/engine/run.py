@@ -57,7 +57,7 @@ from expbase.engine.shares.checks import check_shares, refuse_different
 from expbase.engine.shares.division import SharesOnRanks
 from expbase.engine.shares.states import ShareStates
 from expbase.engine.start import Start, check_valid_loader, need_super
-from expbase.engine.stop import StopRequests
+from expbase.engine.stop import StopReason, StopRequests, ValidationExit, ValidationLeft
 from expbase.engine.subscribers import Subscribers
 from expbase.engine.update import Accumulation, Division, Update
 from expbase.ranks import alike, collectives, hang
@@ -507,7 +507,7 @@ class Run:
 
     def _end_training(self) -> None:
         """Calls on_train_end, after a signal on_exception first; what is logged in on_train_end is
-        a line of its own.
+        a line of its own. A signal that comes in a loop over data there leaves it.
         """
         loop = self.loop
         self.life = Life.ENDED
@@ -515,7 +515,15 @@ class Run:
             self.report.metrics.meter.clear()  # a checkpoint has it, for the line of the next start
         if (raised := loop.stopped_by.as_exception()) is not None:
             self._call_quietly("on_exception", raised)
-        self.events.fire("on_train_end")
+        may_be_left: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if loop.stopped_by <= StopReason.CALL:  # else it has begun in spite of the reason
+            may_be_left = self.evaluation.may_be_left_by(ValidationExit(self.stop))
+        try:
+            with may_be_left:
+                self.events.fire("on_train_end")
+        except ValidationLeft:
+            self.report.metrics.meter.clear()
+            return loop.leave_on_train_end()
         self.report.last_line(loop.iteration, loop.shown_epoch)
 
     def _ensure_restored(self) -> None:
