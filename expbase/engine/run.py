@@ -378,7 +378,9 @@ class Run:
                 batches = self.division.batches
                 shard = replace(shard, batches=batches, one_order=True, dealt_to="share")
             check_begins_anew(experiment.train_loader, "self.train_loader")
-            adapter = adapt_loader(experiment.train_loader, "self.train_loader", shard)
+            adapter = adapt_loader(
+                experiment.train_loader, "self.train_loader", shard, start.logger.info
+            )
             skips = start.training.skip_updates
             self.data.attach(
                 adapter,
