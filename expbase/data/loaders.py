@@ -15,7 +15,8 @@ import contextlib
 import copy
 import itertools
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -41,6 +42,7 @@ from expbase.data.workers import Fetcher, Items, batched_stream, streamed_by_wor
 from expbase.ranks import compare_gathered
 from expbase.ranks.collectives import all_gather_object, barrier, max_over_ranks
 
+_SAY_SECONDS = 10.0  # between two lines while a stream is passed over
 _NOTHING = object()  # stands for a batch when there is none
 
 
@@ -123,6 +125,7 @@ class LoaderAdapter:
         loader: The user's.
         name: What the user calls it, for messages.
         shard: Which batches are this rank's.
+        say: Called with a line about what takes long.
     """
 
     batches_per_epoch: int | None = None  # on this rank; None: unknown
@@ -134,10 +137,13 @@ class LoaderAdapter:
     is_used_up = False  # whether `once` gave batches before, and none now
     has_one_order = True  # whether all ranks have one: then a position tells the samples before it
 
-    def __init__(self, loader: Any, name: str, shard: Shard) -> None:
+    def __init__(
+        self, loader: Any, name: str, shard: Shard, say: Callable[[str], object] = id
+    ) -> None:
         self.loader = loader
         self.name = name
         self.shard = shard
+        self.say = say
 
     def updates_per_epoch(self, accumulation_steps: int) -> Fraction | None:
         """Returns how many updates an epoch has; None: unknown. One may lie in two epochs."""
@@ -238,21 +244,24 @@ class LoaderAdapter:
         return "Look at the data set, batch_size and drop_last."
 
 
-def adapt_loader(loader: Any, name: str, shard: Shard) -> LoaderAdapter:
+def adapt_loader(
+    loader: Any, name: str, shard: Shard, say: Callable[[str], object] = id
+) -> LoaderAdapter:
     """Returns the adapter of a loader. A collective: the ranks may compare their samplers.
 
     Args:
         loader: A paddle.io.DataLoader, or an iterable of batches that can be iterated again.
         name: What a user calls it, for messages: "self.train_loader".
         shard: Which batches are this rank's.
+        say: Called with a line about what takes long.
 
     Raises:
         TypeError: The loader is something else.
     """
     if is_map_style(loader):
-        return MapStyleLoader(loader, name, shard)
+        return MapStyleLoader(loader, name, shard, say)
     if isinstance(loader, Iterable):
-        return IterableLoader(loader, name, shard)
+        return IterableLoader(loader, name, shard, say)
     raise TypeMistake(
         f"{name}: {loader!r} given; expected a paddle.io.DataLoader or an iterable of batches."
     )
@@ -281,6 +290,14 @@ def check_begins_anew(loader: Any, name: str) -> None:
             "pass: the DataLoader itself, not iter(loader) or loader(); a list of batches; or an "
             "object whose __iter__ is a generator function, not the generator that it returns."
         )
+
+
+def several_loaders(loader: Any) -> str:
+    """Returns "dict" or "list" if a value has several DataLoaders, which is no loader; else ""."""
+    parts = loader.values() if isinstance(loader, Mapping) else loader
+    kind = "dict" if isinstance(loader, Mapping) else "list"
+    is_one = kind == "list" and not isinstance(loader, (list, tuple))
+    return "" if is_one or not isinstance(next(iter(parts), None), DataLoader) else kind
 
 
 def num_samples(loader: Any) -> int | None:
@@ -327,8 +344,10 @@ class MapStyleLoader(LoaderAdapter):
     DistributedBatchSampler does, is used as it is.
     """
 
-    def __init__(self, loader: DataLoader, name: str, shard: Shard) -> None:
-        super().__init__(loader, name, shard)
+    def __init__(
+        self, loader: DataLoader, name: str, shard: Shard, say: Callable[[str], object] = id
+    ) -> None:
+        super().__init__(loader, name, shard, say)
         sampler = loader.batch_sampler
         if shard.one_order and is_distributed(sampler):
             sampler = undistributed(sampler, shuffle=sampler.shuffle)
@@ -493,8 +512,10 @@ class IterableLoader(LoaderAdapter):
     counts batches if their size is unknown.
     """
 
-    def __init__(self, loader: Any, name: str, shard: Shard) -> None:
-        super().__init__(loader, name, shard)
+    def __init__(
+        self, loader: Any, name: str, shard: Shard, say: Callable[[str], object] = id
+    ) -> None:
+        super().__init__(loader, name, shard, say)
         self._stateful: Any = loader if state_setter(loader) else None
         self._is_list = isinstance(loader, (list, tuple))
         # It gives itself as its iterator, and may begin anew or not.
@@ -521,7 +542,7 @@ class IterableLoader(LoaderAdapter):
         if self._state:  # it is at the place already
             ahead = self._source(seed, number)
         else:
-            ahead = itertools.islice(self._source(seed, 0, cut), number, None)
+            ahead = self._behind(self._source(seed, 0, cut), number)
         if shard.one_order:
             ahead = self._dealt(ahead)
         elif ranks > 1:  # one collective per batch
@@ -532,6 +553,17 @@ class IterableLoader(LoaderAdapter):
         head = list(itertools.islice(ahead, 1)) if looks else []
         items = self._read(itertools.chain(head, ahead), position)
         return Batches(items, self, position, ended=looks and not head)
+
+    def _behind(self, source: Iterator[Any], number: int) -> Iterator[Any]:
+        """Yields the batches behind the first ones; to read these may take hours."""
+        said = time.monotonic()
+        for count, _ in enumerate(itertools.islice(source, number), 1):
+            if (now := time.monotonic()) - said >= _SAY_SECONDS:
+                said = now
+                self.say(f"{self.name}: passing over {count:,} of {number:,} batches")
+        if number:
+            barrier(f"the position in {self.name}")  # on another rank it may have taken longer
+        yield from source
 
     def _dealt(self, ahead: Iterator[Any]) -> Iterator[Any]:
         """Yields this rank's batches of each whole round."""

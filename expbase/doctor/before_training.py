@@ -15,7 +15,9 @@ from paddle.io import DataLoader
 
 from expbase.base import other_expbase
 from expbase.base.did_you_mean import nearest
+from expbase.data.loaders import several_loaders
 from expbase.data.shared_memory import SHARED_MEMORY
+from expbase.engine.evaluation import OF_SEVERAL
 from expbase.events import own_methods
 from expbase.ranks import collectives
 
@@ -56,6 +58,15 @@ def misnamed_loaders(experiment: Any) -> Iterator[str]:
         near = [other for other in loaders if nearest(name, [other], 0.8)]
         if getattr(experiment, name) is None and len(near) == 1:
             yield f"self.{near[0]} is set, and self.{name} is not; did you mean {name}?"
+
+
+def loaders_nobody_reads(experiment: Any) -> Iterator[str]:
+    """Yields that self.valid_loader has several loaders, and no method of the user's reads them."""
+    kind = several_loaders(experiment.valid_loader)
+    methods = own_methods(type(experiment))
+    methods.pop("setup_dataloader", None)
+    if kind and not any("valid_loader" in m.__code__.co_names for m in methods.values()):
+        yield f"self.valid_loader: a {kind} of loaders, and valid_batches() reads one. {OF_SEVERAL}"
 
 
 # The methods of a task of PaddleHub 1 (document 000), and what is here in their place.

@@ -16,6 +16,7 @@ from typing import Any
 from expbase.checkpoint.compare_rank_weights import Difference
 from expbase.doctor.before_training import (
     likely_mistakes,
+    loaders_nobody_reads,
     methods_nobody_calls,
     misnamed_loaders,
 )
@@ -37,7 +38,7 @@ def visit(experiment: Any, internals: Internals) -> None:
     def look_before_training() -> None:
         mistakes = likely_mistakes(experiment.config.training, experiment.train_loader)
         names = *misnamed_loaders(experiment), *methods_nobody_calls(type(experiment))
-        for text in (*names, *mistakes):
+        for text in (*names, *loaders_nobody_reads(experiment), *mistakes):
             warn(text)
 
     def say_why(difference: Difference) -> None:

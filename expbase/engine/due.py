@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 VALIDATE = "validate"
 VALIDATE_IF_LAST = "validate at the end"  # not if a run goes on that has come to its end
 END_EPOCH = "end the epoch"
+ON_TRAIN_END = "on_train_end"  # which a signal has left; in no checkpoint
 
 
 class Due(NamedTuple):

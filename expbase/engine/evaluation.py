@@ -21,7 +21,13 @@ from expbase.base.errors import RuntimeMistake, TypeMistake, ValueMistake
 from expbase.base.gradients import copies_of, set_gradient
 from expbase.config import ConfigError
 from expbase.data.evaluated_samples import Read, check_read, counted_twice, what_was_read
-from expbase.data.loaders import Batches, LoaderAdapter, Shard, adapt_loader
+from expbase.data.loaders import (
+    Batches,
+    LoaderAdapter,
+    Shard,
+    adapt_loader,
+    several_loaders,
+)
 from expbase.engine.start import Start
 from expbase.engine.stop import ValidationExit
 from expbase.ranks import collectives, compare_gathered
@@ -33,6 +39,10 @@ from expbase.state.walk import LOADERS
 
 T = TypeVar("T")
 
+OF_SEVERAL = (
+    "Evaluate each: self.evaluate(loader, name=name) in a loop, in on_train_epoch_end say; or read "
+    "each by self.valid_batches(loader) in valid."
+)
 _PURPOSES = {"valid": rng.VALID, "predict": rng.PREDICT}
 
 
@@ -268,6 +278,10 @@ class Evaluation:
     def batches(self, loader: Any, iteration: int) -> Iterator[Any]:
         """Begins a loop over this rank's part of a loader's batches, at once."""
         loader = self.evaluated_loader if loader is None else loader
+        if kind := several_loaders(loader):
+            raise TypeMistake(
+                f"{self._name_of(loader)}: a {kind} of loaders given; expected one. {OF_SEVERAL}"
+            )
         purpose = _PURPOSES.get(self.phase, rng.VALID)
         loop = self.adapter(loader).once(purpose, iteration)
         self._loops_begun += 1

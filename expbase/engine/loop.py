@@ -26,6 +26,7 @@ from expbase.checkpoint.layout import NonFiniteError
 from expbase.data.position import DataPosition
 from expbase.engine.due import (
     END_EPOCH,
+    ON_TRAIN_END,
     VALIDATE,
     VALIDATE_IF_LAST,
     Due,
@@ -533,6 +534,13 @@ class Loop(Part):
         """Notes that there is no further iteration."""
         self.is_over = True
         self.step = Step.OUTSIDE
+
+    def leave_on_train_end(self) -> None:
+        """Notes why all ranks have left a loop over data in on_train_end."""
+        self.todo = [ON_TRAIN_END]
+        self.stopped_by = self._stop.agreed(self.iteration, ask_now=True)
+        text = f"[{self.iteration}] left on_train_end; the next start calls it again"
+        self._start.logger.info(text)
 
     def end_with_nothing_left(self) -> None:
         """Ends a loop that has nothing left to do: the run that is given again has finished."""

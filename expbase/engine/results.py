@@ -129,6 +129,8 @@ class Results:
             has_data = loader is not None or experiment.valid_loader is not None
             data = self._data_of(loader) if has_data else ""
             what = ["evaluated", inspected, data and f"on self.{data}_loader"]
+            if loader is None and experiment.test_loader is None and not self._start.read_only:
+                what.append("(no loader was given, and self.test_loader is not set)")
             self._report.means(iteration, f"{' '.join(filter(None, what))}: ", results)
         return results
 

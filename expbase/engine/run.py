@@ -23,6 +23,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from paddle.base import unique_name
+
 from expbase.base import rng
 from expbase.base.checkpoint_part import Part
 from expbase.base.errors import RuntimeMistake
@@ -55,7 +57,7 @@ from expbase.engine.shares.share_checks import check_shares, refuse_different
 from expbase.engine.shares.shares_on_ranks import SharesOnRanks
 from expbase.engine.shares.states import ShareStates
 from expbase.engine.start import Start, check_valid_loader, need_super
-from expbase.engine.stop import StopRequests
+from expbase.engine.stop import StopReason, StopRequests, ValidationExit, ValidationLeft
 from expbase.engine.subscribers import Subscribers
 from expbase.engine.update import Accumulation, Division, Update
 from expbase.ranks import collectives, compare_gathered, hang
@@ -222,6 +224,8 @@ class Run:
             self._open_records()
             experiment.setup_checkpointer()
             rng.seed_for(start.training.seed, rng.SETUP)  # the same on all ranks
+            # No name of a parameter is taken: an experiment before this one may have its own.
+            unique_name.switch(unique_name.generator)
             experiment.setup_dataloader()
             self._attach_data()
             experiment.setup_model()
@@ -374,7 +378,9 @@ class Run:
                 batches = self.division.batches
                 shard = replace(shard, batches=batches, one_order=True, dealt_to="share")
             check_begins_anew(experiment.train_loader, "self.train_loader")
-            adapter = adapt_loader(experiment.train_loader, "self.train_loader", shard)
+            adapter = adapt_loader(
+                experiment.train_loader, "self.train_loader", shard, start.logger.info
+            )
             skips = start.training.skip_updates
             self.data.attach(
                 adapter,
@@ -503,7 +509,7 @@ class Run:
 
     def _end_training(self) -> None:
         """Calls on_train_end, after a signal on_exception first; what is logged in on_train_end is
-        a line of its own.
+        a line of its own. A signal that comes in a loop over data there leaves it.
         """
         loop = self.loop
         self.life = Life.ENDED
@@ -511,7 +517,15 @@ class Run:
             self.report.metrics.meter.clear()  # a checkpoint has it, for the line of the next start
         if (raised := loop.stopped_by.as_exception()) is not None:
             self._call_quietly("on_exception", raised)
-        self.events.fire("on_train_end")
+        may_be_left: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if loop.stopped_by <= StopReason.CALL:  # else it has begun in spite of the reason
+            may_be_left = self.evaluation.may_be_left_by(ValidationExit(self.stop))
+        try:
+            with may_be_left:
+                self.events.fire("on_train_end")
+        except ValidationLeft:
+            self.report.metrics.meter.clear()
+            return loop.leave_on_train_end()
         self.report.last_line(loop.iteration, loop.shown_epoch)
 
     def _ensure_restored(self) -> None:

@@ -10,6 +10,7 @@ import random
 import re
 from collections.abc import Iterator
 from fractions import Fraction
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -598,3 +599,27 @@ def test_a_sampler_that_can_be_read_once_is_named_when_it_is_used_up() -> None:
     assert len(list(adapter.once(rng.VALID, 1))) == 2
     with pytest.raises(ValueError, match="BatchSampler, which draws from an iterator that can be"):
         adapter.once(rng.VALID, 2)
+
+
+def test_a_stream_that_is_passed_over_says_how_far_each_ten_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, said = [0.0], []
+
+    class Slow(Lines):
+        def __iter__(self) -> Iterator[Any]:
+            for item in super().__iter__():
+                now[0] += 1 / 256
+                yield item
+
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr(loaders, "time", clock)
+    monkeypatch.setattr(loaders, "barrier", said.append)  # other ranks may take longer
+    stream = DataLoader(Slow(20_000), batch_size=2)
+    adapter = adapt_loader(stream, "self.train_loader", Shard(0), said.append)
+    batches = adapter.open(1, position=12_000)  # 1280 batches take 10 s
+    assert said == [
+        f"self.train_loader: passing over {count} of 6,000 batches"
+        for count in ("1,280", "2,560", "3,840", "5,120")
+    ] + ["the position in self.train_loader"]
+    assert [index for index, _ in plain(next(batches))] == [12_000, 12_001]

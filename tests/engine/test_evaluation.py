@@ -450,3 +450,44 @@ def test_a_metric_that_is_no_number_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(TypeError, match="valid: the metric 'accuracy' is 'good'; expected a numb"):
         trained(Wordy, tmp_path)
+
+
+# --- several loaders ---------------------------------------------------------------------------
+
+
+class Several(Tiny):
+    """Has two loaders where one is expected."""
+
+    def setup_dataloader(self) -> None:
+        super().setup_dataloader()
+        parts = [DataLoader(Points(10), batch_size=size) for size in (3, 4)]
+        self.valid_loader = parts if self.as_list else dict(zip("ab", parts, strict=True))
+
+    as_list = False
+
+
+class EachRead(Several):
+    def valid(self) -> None:
+        for name, loader in self.valid_loader.items():
+            for points, _ in self.valid_batches(loader):
+                self.log({f"mean_{name}": points.mean()})
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_a_loop_over_several_loaders_says_that_one_is_expected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], as_list: bool
+) -> None:
+    kind = type("Kind", (Several,), {"as_list": as_list})
+    what = f"self.valid_loader: a {'list' if as_list else 'dict'} of loaders"
+    with pytest.raises(TypeError, match=f"{what} given; expected one. Evaluate each: self.evalu"):
+        trained(kind, tmp_path / "run")
+    assert f"WARNING: {what}, and valid_batches() reads one." in capsys.readouterr().err
+    assert (tmp_path / "run/checkpoints/step-00000003").exists()
+
+
+def test_a_valid_that_reads_each_of_several_loaders_is_right(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(EachRead, tmp_path / "run")
+    assert [*curve(tmp_path / "run", "valid/mean_b")] == [3, 6]
+    assert "of loaders" not in capsys.readouterr().err

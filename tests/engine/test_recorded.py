@@ -140,6 +140,18 @@ def test_the_numbers_of_a_final_test_are_recorded_with_their_checkpoint(tmp_path
     assert sorted(curve(tmp_path, "valid/score")) == [3, 6]
 
 
+def test_a_test_without_test_data_says_what_it_has_read(tmp_path: Path) -> None:
+    class Untested(Judged):
+        def setup_dataloader(self) -> None:
+            super().setup_dataloader()
+            self.test_loader = None
+
+    trained(Untested, tmp_path, **SCORED)
+    log = (tmp_path / "worker_0.log").read_text()
+    what = "evaluated step-00000003 on self.valid_loader (no loader was given, and self.test_loader"
+    assert f"{what} is not set): [6] score=-6" in log
+
+
 def test_the_last_and_the_best_weights_can_both_be_tested(tmp_path: Path) -> None:
     class Both(Judged):
         def on_train_end(self) -> None:

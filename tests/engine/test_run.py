@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import forks
+import paddle
 import pytest
-from tiny import Tiny, ledger, make, trained
+from tiny import Tiny, ledger, make, same_bits, trained
 
 from expbase.checkpoint import layout, storage
 from expbase.engine.stop import StopRequests
@@ -266,3 +267,30 @@ def test_an_experiment_is_set_up_and_run_once(tmp_path: Path) -> None:
     assert exp.finished
     with pytest.raises(RuntimeError, match="run: this experiment is closed"):
         exp.run()
+
+
+def test_a_second_experiment_of_a_process_may_name_its_parameters_alike(tmp_path: Path) -> None:
+    class Named(Tiny):
+        def setup_dataloader(self) -> None:
+            super().setup_dataloader()
+            self.teacher = paddle.nn.Linear(4, 2, weight_attr=paddle.ParamAttr(name="of_teacher"))
+
+        def setup_model(self) -> None:
+            self.model = paddle.nn.Linear(4, 2, weight_attr=paddle.ParamAttr(name="of_model"))
+            rate = paddle.optimizer.lr.CosineAnnealingDecay(0.01, T_max=30)
+            self.optimizer = paddle.optimizer.Adam(rate, parameters=self.model.parameters())
+
+    whole = trained(Named, tmp_path / "whole", max_iteration=8, save_interval=4)
+    trained(Named, tmp_path / "run", max_iteration=4, save_interval=4)
+    continued = trained(Named, tmp_path / "run", max_iteration=8, save_interval=4)
+    same_bits(*(tmp_path / name / "checkpoints" / "step-00000008" for name in ("whole", "run")))
+    assert continued.model.weight.name == "of_model"
+    assert whole.model.bias.name != continued.model.bias.name  # automatic names go on counting
+
+    class Twice(Named):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.other = paddle.nn.Linear(4, 2, weight_attr=paddle.ParamAttr(name="of_model"))
+
+    with pytest.raises(ValueError, match="of_model"):
+        trained(Twice, tmp_path / "c")

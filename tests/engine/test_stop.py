@@ -19,10 +19,12 @@ from typing import Any
 import forks
 import psutil
 import pytest
+from paddle.io import DataLoader
 from tiny import (
     DEVICE,
     TESTS,
     Notes,
+    Points,
     Tiny,
     curve,
     ledger,
@@ -284,6 +286,50 @@ def test_a_stop_by_the_experiment_lets_the_validation_finish(tmp_path: Path) -> 
     trained(Validating, tmp_path / "run", save_interval=100)
     assert list(curve(tmp_path / "run", "valid/accuracy")) == [3]
     assert (tmp_path / "run/checkpoints/step-00000003").exists()
+
+
+class InTest(Tiny):
+    """Gets a signal at the second of the ten batches of its final test."""
+
+    signum = 0
+    batches = 0  # tested
+
+    def setup_dataloader(self) -> None:
+        super().setup_dataloader()
+        self.test_loader = DataLoader(Points(10), batch_size=1)
+
+    def valid(self) -> dict[str, float]:
+        for _ in self.valid_batches():
+            if self.internals.evaluated_loader is self.test_loader:
+                InTest.batches += 1
+                if self.batches == 2 and self.signum:
+                    os.kill(os.getpid(), self.signum)
+        return {"accuracy": 1.0}
+
+    def on_train_end(self) -> None:
+        self.evaluate(self.test_loader)
+
+
+def test_a_signal_leaves_the_test_of_on_train_end_which_the_next_start_makes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(InTest, "signum", signal.SIGTERM)
+    exp = make(InTest, tmp_path)
+    exp.setup()
+    with pytest.raises(SystemExit, match="143"):
+        exp.run()
+    assert (InTest.batches, exp.finished, exp.end_reason) == (2, False, "signal: SIGTERM")
+    log = capsys.readouterr().err
+    assert "[6] left on_train_end; the next start calls it again" in log
+    assert "[6] STOPPED by SIGTERM; the same command continues" in log
+    assert not curve(tmp_path, "test/accuracy")
+    assert ledger(tmp_path)[-1]["reason"] == "SIGTERM"
+
+    monkeypatch.setattr(InTest, "signum", 0)
+    assert trained(InTest, tmp_path).finished
+    assert InTest.batches == 12
+    assert curve(tmp_path, "test/accuracy") == {6: 1.0}
+    assert "FINISHED already" not in capsys.readouterr().err
 
 
 @pytest.mark.long

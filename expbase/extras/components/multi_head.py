@@ -8,7 +8,7 @@ Those two lines begin a train_batch of MultiHead.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,9 +40,9 @@ class Task:
 class EndlessBatches(DataPosition):
     """The batches of a loader, epoch after epoch; the checkpoint holds the position."""
 
-    def __init__(self, loader: Any, name: str, shard: Shard) -> None:
+    def __init__(self, loader: Any, name: str, shard: Shard, say: Callable[[str], object]) -> None:
         super().__init__()
-        self.attach(adapt_loader(loader, name, shard))
+        self.attach(adapt_loader(loader, name, shard, say))
 
     @property
     def epochs_done(self) -> int:
@@ -97,6 +97,7 @@ class MultiHead(Prediction):
                 task.loader,
                 f"the loader of task {name}",
                 Shard(rng.derive(seed, rng.STREAM, number), self.rank, self.world_size),
+                self.logger.info,
             )
             for number, (name, task) in enumerate(tasks.items())
             if task.loader is not None
