@@ -185,6 +185,18 @@ def machine() -> str:
     return boot.strip() + os.readlink("/proc/self/ns/pid")
 
 
+def began(pid: int) -> float:
+    """Returns when another process began, in seconds since 1970; infinity if it does not run."""
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        state = "X"
+    if state in "ZX":
+        return float("inf")
+    since_boot = float(Path("/proc/uptime").read_text().split()[0])
+    return time.time() - since_boot + int(fields[18]) / os.sysconf("SC_CLK_TCK")
+
+
 def ending(pid: int | None) -> tuple[str, int]:
     """Returns how another process ended, in words, and its exit code as a shell shows it.
 
