@@ -115,7 +115,7 @@ def default_argument_parser() -> argparse.ArgumentParser:
         conflict_handler="resolve",  # main adds its options again if it is called again
         epilog="The same command continues a run that was ended by anything at all.\n\n"
         "exit codes: 0 finished, 1 error, 78 a mistake in what was given, 124 time limit, "
-        "129 SIGHUP, 130 Ctrl-C, 143 SIGTERM or SIGUSR1",
+        "129 SIGHUP, 130 Ctrl-C, 143 SIGTERM, SIGUSR1, SIGUSR2 or SIGXCPU",
     )
     add = parser.add_argument
     add("--config", action=_Files, metavar="FILE",

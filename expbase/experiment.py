@@ -186,7 +186,8 @@ class ExperimentBase(Events):
             "stopped: it is good enough"     stop("it is good enough"); also "train() returned", and
                                              "a file named STOP", after which finished is False
             "time limit: training.time_limit_seconds"
-            "signal: SIGINT"                 Ctrl-C; also SIGTERM, SIGUSR1 and SIGHUP
+            "signal: SIGINT"                 Ctrl-C; also SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU and
+                                             SIGHUP
             "failed: ValueError('broken')"   an exception
         """
         return self.__run.loop.end_reason
@@ -316,8 +317,8 @@ class ExperimentBase(Events):
         Raises:
             Exception: What training has raised, when everything is closed.
             SystemExit: A signal or the time limit has stopped it, and the run is saved. Its code
-                is 124 for the time limit, 129 for SIGHUP, 130 for Ctrl-C, 143 for SIGTERM and
-                SIGUSR1.
+                is 124 for the time limit, 129 for SIGHUP, 130 for Ctrl-C, 143 for SIGTERM,
+                SIGUSR1, SIGUSR2 and SIGXCPU.
             RuntimeError: Called before setup(), or a second time.
         """
         self.__run.life.need_open(self)

@@ -14,6 +14,7 @@ import ctypes
 import functools
 import gc
 import os
+import re
 import signal
 import sys
 import threading
@@ -22,6 +23,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+# Schedulers send them as a warning, and the user's code may have a use of its own for them.
+_OFTEN_THE_USERS = ("SIGUSR2", "SIGXCPU")
+_ours: list[Any] = []  # the handlers that `handling` has set
 _LOOK_SECONDS = 0.2  # how often a child looks whether its parent is there
 # Gloo's limit is kTimeoutDefault of gloo/context.cc, and paddle does not change it.
 _ABORTED = " (gloo aborts a rank when another one is 30 s late, or gone)"
@@ -65,6 +69,12 @@ def end_with_parent(parent: int, finish: Callable[[], object]) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """Returns the signals that ask a run to stop: those of schedulers, systems and terminals."""
+    warnings = signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU
+    return *warnings, signal.SIGHUP, signal.SIGTERM, signal.SIGINT
+
+
 def hears_signals() -> bool:
     """Returns whether this is the main thread, to which alone Python gives signals."""
     return threading.current_thread() is threading.main_thread()
@@ -97,15 +107,31 @@ def signals_held(signums: Iterable[int]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def handling(handlers: Mapping[int, Any]) -> Iterator[None]:
-    """Handles signals in the block, but SIGHUP under nohup; restores the handlers at its end."""
-    is_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    ours = {s: handler for s, handler in handlers.items() if not (is_nohup and s == signal.SIGHUP)}
+    """Handles signals in the block, but those that are others'; restores the handlers at its
+    end.
+    """
+    ours = {signum: handler for signum, handler in handlers.items() if not is_others(signum)}
+    _ours.extend(ours.values())
     before = {signum: signal.signal(signum, handler) for signum, handler in ours.items()}
     try:
         yield
     finally:
         for signum, old in before.items():
             signal.signal(signum, signal.SIG_DFL if old is None else old)
+            _ours.remove(ours[signum])
+
+
+def is_others(signum: int) -> bool:
+    """Returns whether a signal stays as it is: SIGHUP under nohup, and SIGUSR2 or SIGXCPU if the
+    user's code handles it, or whoever started this process ignores it.
+    """
+    if signum == signal.SIGHUP:
+        return signal.getsignal(signum) == signal.SIG_IGN
+    if signal.Signals(signum).name not in _OFTEN_THE_USERS or signal.getsignal(signum) in _ours:
+        return False
+    # Not by getsignal: it does not know the handlers in C, such as faulthandler.register's.
+    masks = re.findall(r"Sig(?:Ign|Cgt):\t(\w+)", Path("/proc/self/status").read_text())
+    return any(int(mask, 16) >> (signum - 1) & 1 for mask in masks)
 
 
 def ended_by_sigterm() -> contextlib.AbstractContextManager[None]:
@@ -157,6 +183,18 @@ def machine() -> str:
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text()
     return boot.strip() + os.readlink("/proc/self/ns/pid")
+
+
+def began(pid: int) -> float:
+    """Returns when another process began, in seconds since 1970; infinity if it does not run."""
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        state = "X"
+    if state in "ZX":
+        return float("inf")
+    since_boot = float(Path("/proc/uptime").read_text().split()[0])
+    return time.time() - since_boot + int(fields[18]) / os.sysconf("SC_CLK_TCK")
 
 
 def ending(pid: int | None) -> tuple[str, int]:

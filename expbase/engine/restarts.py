@@ -38,7 +38,7 @@ def _supervise(
     args = words[-1]
     if args.fresh:  # here, because only the first start is to move the old run aside
         directory = RunDirectory(args.output)
-        aside = directory.claim({}, fresh=True, force=True)
+        aside = directory.claim({}, fresh=True, force=args.force)
         directory.release()
         args.fresh = False
         if aside:

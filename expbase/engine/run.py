@@ -306,6 +306,12 @@ class Run:
         aside = directory.claim(start.config, fresh=options.fresh, force=options.force)
         if aside is not None:
             start.logger.info("the run that was here is now in %s", aside)
+        if directory.lacks_locks:
+            start.warn(
+                f"{start.output}: cannot be locked: {directory.lacks_locks}; nothing keeps a "
+                "second process from this run while it trains. Start one at a time, or give an "
+                "--output where files can be locked."
+            )
         if directory.is_open_to_others():
             start.warn(
                 f"{start.output}: any user of this machine may write to it, and so change what "

@@ -1,7 +1,7 @@
 """The directory of one run: its lock, its config, and making room for a fresh start.
 
 One run owns one directory at a time, until its process is dead. Each rank has a lock: on another
-machine its directory may be another one.
+machine its directory may be another one. Where the file system has no locks, the ledger is asked.
 
     directory = RunDirectory("runs/digits")
     directory.claim(config, fresh=False, force=False)
@@ -14,6 +14,7 @@ import contextlib
 import errno
 import fnmatch
 import os
+import platform
 import shlex
 import stat
 from collections.abc import Mapping
@@ -31,7 +32,7 @@ from expbase.config import (
     load_yaml,
 )
 from expbase.record.metrics import METRICS
-from expbase.record.starts_and_ends import LEDGER
+from expbase.record.starts_and_ends import LEDGER, open_start, runs_here
 
 CONFIG = "config.yaml"
 LOCK = ".lock-{rank}"
@@ -46,6 +47,8 @@ _FILES = (
     *("doctor.json", "worker_*.log", "STOP", LOCK.format(rank="*")),
 )
 
+# By which a file system says that it has no locks, and not that it refuses this one.
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 # The locks of this process. The system's kind of lock admits the same process a second time, and it
 # is lost when any handle of the file is closed: so a file must not be opened here again.
 _held: set[str] = set()
@@ -63,6 +66,7 @@ class RunDirectory:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).absolute()
         self._config = self.path / CONFIG  # written once the directory is a run's
+        self.lacks_locks = ""  # what the file system says, if it has none
         self._lock = contextlib.ExitStack()
         self._locked: tuple[Path, os.stat_result] | None = None  # the file of the lock
 
@@ -78,8 +82,11 @@ class RunDirectory:
         if not self._config.is_file():
             raise self._error(f"holds no run; expected the directory of one, with its {CONFIG}.")
 
-    def lock(self, rank: int) -> None:
-        """Takes the directory for one rank of this process; a ConfigError if another run has it."""
+    def lock(self, rank: int, *, force: bool = False) -> None:
+        """Takes the directory for one rank of this process; a ConfigError if another run has it.
+
+        Without locks, `force` takes it although a start on another machine has not ended.
+        """
         import fcntl  # here: Windows has none, and is refused in words
 
         path = self.path / LOCK.format(rank=rank)
@@ -91,7 +98,14 @@ class RunDirectory:
                     raise BlockingIOError
                 file = undo.enter_context(open(name, "ab", opener=regular))
                 # Not flock: workers that outlive a killed process would still hold that one.
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                try:
+                    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError as error:
+                    if error.errno not in NO_LOCKS:
+                        raise
+                    self.lacks_locks = str(error.strerror)
+                    if rank == 0:  # whose starts the ledger has
+                        self._check_no_start(force=force)
                 locked = os.fstat(file.fileno())
                 is_there = os.path.samestat(locked, os.stat(name))
             except (BlockingIOError, FileNotFoundError):
@@ -110,6 +124,18 @@ class RunDirectory:
             undo.callback(_held.discard, name)
             self._lock = undo.pop_all()
             self._locked = path, locked
+
+    def _check_no_start(self, *, force: bool) -> None:
+        """Raises, where there are no locks, if the ledger has a start that may still run."""
+        start = open_start(self.path)
+        if runs_here(start):
+            raise BlockingIOError
+        if start and start.get("host") != platform.node() and not force:
+            raise self._error(
+                f"cannot be locked: {self.lacks_locks}, and its {LEDGER} has a start that has not "
+                f"ended: process {start.get('pid')} on {start.get('host')!r}. Wait for it, or stop "
+                "it; if it was killed, give --force."
+            )
 
     def check(self) -> None:
         """Raises a ConfigError if the directory is not the one that was locked any more."""
@@ -186,7 +212,7 @@ class RunDirectory:
     def _claim(self, config: Mapping[str, Any], *, fresh: bool, force: bool) -> Path | None:
         """Does for rank 0 what `claim` does."""
         self.make()
-        self.lock(rank=0)  # before it is moved: a running one must not be
+        self.lock(rank=0, force=force)  # before it is moved: a running one must not be
         aside = None
         if fresh:
             aside = self.move_aside()

@@ -28,7 +28,12 @@ from typing import Any
 import paddle
 
 from expbase.base.exit_codes import ExitCode
-from expbase.base.processes import handling, hears_signals, ignore_signals_at_exit
+from expbase.base.processes import (
+    handling,
+    hears_signals,
+    ignore_signals_at_exit,
+    stop_signals,
+)
 from expbase.base.terminal import say
 from expbase.ranks import collectives, store
 from expbase.record.speed import Stopwatch
@@ -52,9 +57,11 @@ class StopReason(enum.IntEnum):
     FILE = 2, STOP_FILE, 0
     TIME_LIMIT = 3, "training.time_limit_seconds", ExitCode.TIME_LIMIT
     SIGUSR1 = 4, "SIGUSR1", ExitCode.SIGTERM  # the scheduler's warning that SIGTERM will come
-    SIGHUP = 5, "SIGHUP", ExitCode.SIGHUP  # the terminal is gone
-    SIGTERM = 6, "SIGTERM", ExitCode.SIGTERM
-    SIGINT = 7, "Ctrl-C", ExitCode.SIGINT
+    SIGUSR2 = 5, "SIGUSR2", ExitCode.SIGTERM  # the same: of submitit, LSF and SGE
+    SIGXCPU = 6, "SIGXCPU", ExitCode.SIGTERM  # the limit of processor time
+    SIGHUP = 7, "SIGHUP", ExitCode.SIGHUP  # the terminal is gone
+    SIGTERM = 8, "SIGTERM", ExitCode.SIGTERM
+    SIGINT = 9, "Ctrl-C", ExitCode.SIGINT
 
     def __new__(cls, value: int, text: str = "", exit_code: int = 0) -> StopReason:
         reason = int.__new__(cls, value)
@@ -249,9 +256,8 @@ class StopRequests:
         faulthandler.disable()  # else enable() takes them to be there
         if sys.stderr is not None:
             faulthandler.enable(2)
-        signals = (signal.SIGUSR1, signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
-        ignore_signals_at_exit(signals)
-        with handling(dict.fromkeys(signals, note)):
+        ignore_signals_at_exit(stop_signals())
+        with handling(dict.fromkeys(stop_signals(), note)):
             yield
 
 

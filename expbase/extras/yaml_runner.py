@@ -275,7 +275,7 @@ def add_parser(tools: Any) -> None:
         epilog=f"keys of a runner: {', '.join(RUNNER_KEYS)}\n\n"
         "The same command continues where it ended.\n\n"
         "exit codes: 0 finished, 1 error, 2 unknown option, 124 time limit, 130 Ctrl-C, "
-        "143 SIGTERM or SIGUSR1",
+        "143 SIGTERM, SIGUSR1, SIGUSR2 or SIGXCPU",
     )
     add = parser.add_argument
     add("file", type=Path, help="the YAML file")

@@ -38,12 +38,14 @@ from expbase.base.processes import (
     handling,
     hears_signals,
     ignore_signals_at_exit,
+    is_others,
     signals_held,
+    stop_signals,
 )
 from expbase.base.terminal import say
 from expbase.config import ConfigError
 
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
+_STOP_SIGNALS = stop_signals()
 _GRACE_SECONDS = 10.0  # after a failure, for the other processes to end by themselves
 
 
@@ -237,7 +239,7 @@ def _run_rank(
     # A fork must not keep what it has from its parent: handlers, blocked signals, and the rank,
     # which paddle caches (paddle/distributed/parallel.py, _get_global_parallel_env).
     for signum in _STOP_SIGNALS:
-        if signal.getsignal(signum) != signal.SIG_IGN:
+        if signal.getsignal(signum) != signal.SIG_IGN and not is_others(signum):
             signal.signal(signum, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)

@@ -12,12 +12,16 @@ that was killed. The facts are passed in; provenance.py gathers them.
 from __future__ import annotations
 
 import json
+import os
+import platform
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from expbase.base.files import AppendedFile
+from expbase.base.files import DAMAGES, AppendedFile
+from expbase.base.json_lines import json_lines
+from expbase.base.processes import began
 from expbase.config import flatten
 
 LEDGER = "ledger.jsonl"
@@ -56,6 +60,29 @@ class Ledger(AppendedFile):
         record = {"event": event, "time": round(time.time(), 3), **facts}
         self.append(f"{json.dumps(record)}\n".encode())  # one piece, which no kill tears
         self.flush()
+
+
+def open_start(run: Path) -> dict[str, Any]:
+    """Returns the record of a run's last start if no end came after it; else an empty one.
+
+    Its process runs, or was killed.
+    """
+    last: dict[str, Any] = {}
+    for record in json_lines(run / LEDGER):
+        if record.get("event") in ("start", "end"):
+            last = record
+    return last if last.get("event") == "start" else {}
+
+
+def runs_here(start: Mapping[str, Any]) -> bool:
+    """Returns whether the process that has written the record of a start runs on this machine."""
+    pid = start.get("pid", 0)
+    if start.get("host") != platform.node() or pid == os.getpid():
+        return False
+    try:
+        return bool(began(pid) <= start["time"])  # one that began later has its id by chance
+    except DAMAGES:
+        return False
 
 
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,9 +25,9 @@ from expbase.base.terminal import shown
 from expbase.checkpoint import layout
 from expbase.checkpoint.best import best_of
 from expbase.config import load_yaml
-from expbase.engine.run_dir import CONFIG, LOCK, is_run
+from expbase.engine.run_dir import CONFIG, LOCK, NO_LOCKS, is_run
 from expbase.record.metrics import METRICS
-from expbase.record.starts_and_ends import LEDGER, flat
+from expbase.record.starts_and_ends import LEDGER, flat, open_start, runs_here
 
 _LOCK = LOCK.format(rank=0)
 
@@ -122,14 +122,12 @@ def read_run(path: Path, name: str) -> RunFacts:
         name: How it is called in a table.
     """
     run = RunFacts(name)
-    for read in (_read_progress, _read_ledger, _read_config):
+    for read in (_read_progress, _read_ledger, _read_config, _read_lock):
         try:
             read(run, path)
         except (OSError, *DAMAGES) as error:
             # One line; the path of the run is in its row already.
             run.note = run.note or " ".join(str(error).replace(f"{path}/", "").split())
-    if _is_locked(path / _LOCK):
-        run.state = "running"
     files = [file for file in (path / LEDGER, path / METRICS) if file.exists()]
     now = time.time()
     newest = max((file.stat().st_mtime for file in files), default=now)
@@ -197,13 +195,17 @@ def _state(run: RunFacts) -> str:
     return states.get(last.end.get("exit_code", 1), "crashed" if last.start else "failed")
 
 
-def _is_locked(path: Path) -> bool:
-    """Returns whether another process holds a lock, without taking it."""
-    if not (path.is_file() and os.access(path, os.R_OK)):
-        return False
-    with open(path, "rb", opener=regular) as file:
+def _read_lock(run: RunFacts, path: Path) -> None:
+    """Notes whether another process has the run, by the lock, without taking it."""
+    lock = path / _LOCK
+    if not (lock.is_file() and os.access(lock, os.R_OK)):
+        return
+    with open(lock, "rb", opener=regular) as file:
         try:
             os.lockf(file.fileno(), os.F_TEST, 0)
         except PermissionError:
-            return True
-    return False
+            run.state = "running"
+        except OSError as error:  # there are no locks, so nobody knows of another machine
+            if error.errno not in NO_LOCKS:
+                raise
+            run.state = "running" if runs_here(open_start(path)) else run.state

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from expbase.base.files import AppendedFile, read_bytes
+from expbase.base.files import AppendedFile, flush, read_bytes
 
 
 def test_a_file_goes_on_after_it_was_closed_and_cut(tmp_path: Path) -> None:
@@ -126,3 +126,27 @@ def test_without_a_path_nothing_is_written() -> None:
     file.cut(0)
     file.close()
     assert file.size() == 0
+
+
+@pytest.mark.parametrize(
+    ("number", "place", "is_passed_over"),
+    [(errno.EINVAL, "", True), (errno.EIO, "", False), (errno.EINVAL, "file", False)],
+)
+def test_only_a_directory_that_cannot_be_flushed_at_all_is_passed_over(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    place: str,
+    is_passed_over: bool,
+) -> None:
+    """As on older CIFS; a disk that fails, or a file that is not kept, is an error as before."""
+
+    def fsync(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("os.fsync", fsync)
+    if is_passed_over:
+        return flush(tmp_path / place)
+    with pytest.raises(OSError, match=os.strerror(number)):
+        flush(tmp_path / place)

@@ -297,7 +297,9 @@ def test_the_old_run_is_moved_aside_once(tmp_path: Path, monkeypatch: pytest.Mon
     Run(monkeypatch)  # for its clock
     monkeypatch.setattr(restarts, "newest_iteration", newest_iteration)
     monkeypatch.setattr(launch, "spawn", start)
-    args = argparse.Namespace(output=str(run), fresh=True, restarts=4, nprocs=2, device=None)
+    args = argparse.Namespace(
+        output=str(run), fresh=True, force=False, restarts=4, nprocs=2, device=None
+    )
     (run / "checkpoints/step-00000900").mkdir(parents=True)
     (run / "config.yaml").touch()
     assert restarts.run(print, [args]) == 0
@@ -310,7 +312,9 @@ def test_the_old_run_is_moved_aside_once(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_run_that_is_in_use_is_not_moved_aside(tmp_path: Path) -> None:
     exp = make(Tiny, tmp_path / "run")
     exp.setup()
-    args = argparse.Namespace(output=str(tmp_path / "run"), fresh=True, restarts=1, nprocs=1)
+    args = argparse.Namespace(
+        output=str(tmp_path / "run"), fresh=True, force=False, restarts=1, nprocs=1
+    )
     with pytest.raises(ConfigError, match="in use by a running experiment"):
         restarts.run(print, [args])
     exp.close()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import fcntl
 import itertools
+import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -133,17 +135,66 @@ def test_another_process_is_refused_until_the_holder_is_dead(
     assert claimed(output.path) is None
 
 
-def test_a_file_system_without_locks_is_named(
-    output: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def refuse_locks(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     def lockf(file: object, operation: int) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+        raise OSError(number, os.strerror(number))
 
-    output.release()
     monkeypatch.setattr(fcntl, "lockf", lockf)
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EPERM])
+def test_a_file_system_that_refuses_a_lock_is_named(
+    output: RunDirectory, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    output.release()
+    refuse_locks(monkeypatch, number)
     text = refusal(output.path)
-    assert "cannot be locked: No locks available. A lock keeps two" in text
+    assert f"cannot be locked: {os.strerror(number)}. A lock keeps two" in text
     assert "in use" not in text
+
+
+def test_without_locks_a_run_goes_on_and_each_start_warns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refuse_locks(monkeypatch, errno.ENOLCK)
+    for last in (1, 2):
+        trained(Tiny, tmp_path, max_iteration=last)
+        text = "cannot be locked: No locks available; nothing keeps a second process from this run"
+        assert capsys.readouterr().err.count(text) == 1
+
+
+@pytest.mark.parametrize(
+    ("record", "answer"),
+    [
+        ({"event": "end"}, ""),
+        ({"event": "start", "host": "here", "pid": 1 << 30}, ""),  # killed
+        ({"event": "start", "host": "here", "pid": "?"}, ""),  # damaged
+        ({"event": "start", "host": "here", "pid": "parent", "time": 1.0}, ""),  # has its id since
+        ({"event": "start", "host": "here", "pid": "parent"}, "is in use by a running experiment"),
+        (
+            {"event": "start", "host": "node7", "pid": 41},
+            "has a start that has not ended: process 41 on 'node7'. Wait for it, or stop it; if it "
+            "was killed, give --force.",
+        ),
+    ],
+)
+def test_without_locks_the_ledger_is_asked_who_runs(
+    output: RunDirectory, monkeypatch: pytest.MonkeyPatch, record: dict[str, object], answer: str
+) -> None:
+    output.release()
+    monkeypatch.setattr("platform.node", lambda: "here")
+    refuse_locks(monkeypatch, errno.ENOLCK)
+    record = {"time": time.time(), **record}
+    record["pid"] = os.getppid() if record.get("pid") == "parent" else record.get("pid")
+    (output.path / "ledger.jsonl").write_text(json.dumps(record) + "\n")
+    if answer:
+        assert answer in refusal(output.path)
+        assert answer in refusal(output.path, fresh=True)
+    else:
+        assert claimed(output.path) is None
+    output.lock(1)  # of another rank the ledger says nothing
+    if record.get("host") == "node7":
+        assert claimed(output.path, force=True) is None
 
 
 def test_who_gets_the_lock_of_a_directory_that_was_just_moved_aside_does_not_own_the_new_one(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import itertools
 import os
 import re
@@ -95,6 +96,8 @@ class Signalled(Tiny):
     [
         (signal.SIGTERM, 143, "SIGTERM"),
         (signal.SIGUSR1, 143, "SIGUSR1"),
+        (signal.SIGUSR2, 143, "SIGUSR2"),
+        (signal.SIGXCPU, 143, "SIGXCPU"),
         (signal.SIGINT, 130, "Ctrl-C"),
         (signal.SIGHUP, 129, "SIGHUP"),
     ],
@@ -119,6 +122,67 @@ def test_a_signal_is_answered_at_once_and_only_the_first(
         trained(twice, tmp_path, **ENDLESS)
     text = "stops at the end of the update, or at the next batch of the validation"
     assert capfd.readouterr().err.count(text) == 1
+
+
+@pytest.mark.parametrize("way", ["signal.signal", "faulthandler.register", "ignored"])
+@pytest.mark.parametrize("signum", [signal.SIGUSR2, signal.SIGXCPU])
+def test_a_signal_that_the_users_code_handles_is_left_to_it(
+    tmp_path: Path, signum: signal.Signals, way: str
+) -> None:
+    with (tmp_path / "noted").open("w+") as noted:
+        if way == "faulthandler.register":
+            faulthandler.register(signum, noted)
+        else:
+            own = {"signal.signal": lambda *_: noted.write("File")}.get(way, signal.SIG_IGN)
+            signal.signal(signum, own)
+        kept = signal.getsignal(signum)
+        try:
+            once = type("Once", (Signalled,), {"signals": [signum]})
+            assert trained(once, tmp_path / "run", max_iteration=7).iteration == 7
+            assert signal.getsignal(signum) is kept
+        finally:
+            faulthandler.unregister(signum)
+            signal.signal(signum, signal.SIG_DFL)
+    assert ("File" in (tmp_path / "noted").read_text()) == (way != "ignored")
+
+
+OWN_HANDLER = """
+import os, signal
+from pathlib import Path
+from tiny import Tiny
+from expbase import main
+
+signal.signal(signal.SIGUSR2, lambda *_: Path(f"heard-{os.getpid()}").touch())
+
+class Own(Tiny):
+    def train_batch(self):
+        super().train_batch()
+        if self.iteration == 3:
+            for pid in (os.getpid(), os.getppid()):
+                os.kill(pid, signal.SIGUSR2)
+        if self.iteration == 6:
+            os.kill(os.getppid(), signal.SIGXCPU)
+        while self.iteration >= 6 and not self.stop_asked():
+            pass
+
+    def stop_asked(self):
+        return self._ExperimentBase__run.stop.reason
+
+if __name__ == "__main__":
+    main(Own)
+"""
+
+
+@pytest.mark.long
+def test_what_starts_the_ranks_passes_on_what_is_not_the_users(tmp_path: Path) -> None:
+    """SIGUSR2 to it and to its rank is the script's; SIGXCPU to it stops and saves the rank."""
+    (tmp_path / "train.py").write_text(OWN_HANDLER)
+    words = ["--output", str(tmp_path / "run"), "--restarts", "1", *LONG]
+    result = run_script(tmp_path / "train.py", *words, "training.valid_interval=0")
+    assert result.returncode == 143, result.stderr
+    assert len([*tmp_path.glob("heard-*")]) == 2
+    record = last_record(tmp_path / "run")
+    assert (record["reason"], record["iteration"]) == ("SIGXCPU", 6)
 
 
 class Told(Signalled):

@@ -1,9 +1,10 @@
 """Proves that a signal at any moment is answered as promised, the second after FINISHED included.
 
-A run of net.py gets SIGTERM, SIGINT, SIGHUP or SIGUSR1 at a random moment, or right after
-it has said that it finished, and goes on by the same command, over and over. A start that finished
-must answer 0, one that was stopped with the code of its signal; before the run listens, the signal
-may kill it. Each run must end with the bits and curves of one that nobody disturbed.
+A run of net.py gets SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2 or SIGXCPU at a random moment, or
+right after it has said that it finished, and goes on by the same command, over and over. A start
+that finished must answer 0, one that was stopped with the code of its signal; before the run
+listens, the signal may kill it. Each run must end with the bits and curves of one that nobody
+disturbed.
 
     python tests/proofs/signals.py [--count 90] [--seed 0]
 """
@@ -24,7 +25,8 @@ from compare import differences
 from watched import Watched
 
 NET = Path(__file__).with_name("net.py")
-CODES = {signal.SIGTERM: 143, signal.SIGUSR1: 143, signal.SIGHUP: 129, signal.SIGINT: 130}
+_SAVED = signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU
+CODES = {**dict.fromkeys(_SAVED, 143), signal.SIGHUP: 129, signal.SIGINT: 130}
 LONG_SECONDS = 90.0
 LIFE_SECONDS = 4.5  # a start takes about so long
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +124,21 @@ def test_a_run_of_another_process_is_running_and_its_lock_is_not_taken(
         holder.stdin.close()
         holder.wait(forks.LONG_SECONDS)
     assert listed(tmp_path, capsys)["run"]["state"] == "finished"
+
+
+def test_where_there_are_no_locks_the_ledger_says_whether_a_run_runs_here(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_lock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("os.lockf", no_lock)
+    assert listed(tmp_path, capsys)["run"]["state"] == "finished"
+    for pid, state in {os.getppid(): "running", 1 << 30: "lost"}.items():
+        start = {"event": "start", "time": time.time(), "host": platform.node(), "pid": pid}
+        with (run / "ledger.jsonl").open("a") as file:
+            file.write(json.dumps(start) + "\n")
+        assert listed(tmp_path, capsys)["run"]["state"] == state
 
 
 def test_numbers_and_what_differs(made: Path, capsys: pytest.CaptureFixture[str]) -> None:

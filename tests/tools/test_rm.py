@@ -109,7 +109,7 @@ def test_a_script_needs_no_answer_and_what_was_started_meanwhile_stays(
 
     with monkeypatch.context() as patched:
         patched.setattr("os.lockf", lambda file, how, size: locked() if size == 0 else None)
-        patched.setattr("expbase.tools.runs._is_locked", lambda path: False)
+        patched.setattr("expbase.tools.runs._read_lock", lambda run, path: None)
         assert main(["rm", str(runs), "--yes"]) == 1
     assert "locked" in capsys.readouterr().err
     assert left(runs) == ALL
