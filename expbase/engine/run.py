@@ -321,14 +321,19 @@ class Run:
         self._on_close.callback(self.report.metrics.close)
         self._on_close.callback(self.stop.remove_stop_file)
         if start.writes:
-            facts = provenance.gather(start.output_dir, type(self.experiment), start.folder)
+            code = self.checkpointer.code
+            experiment = type(self.experiment)
+            work_tree = provenance.look(experiment, code).keep(start.output_dir)
+            facts = provenance.gather(work_tree.facts, experiment, start.folder)
             self.ledger.begin(start.output_dir / LEDGER, facts)
             self._on_close.callback(self.ledger.close)
             self._on_close.callback(self._note_how_it_ended)
-            code = self.checkpointer.code
-            in_git = git.committed(code.folder, code.files)
-            if lacking := sources.keep(code, start.output_dir, in_git):
-                start.warn(lacking)
+            lacking = [
+                git.lacking(work_tree.facts),
+                sources.keep(code, start.output_dir, work_tree.has),
+            ]
+            for text in filter(None, lacking):
+                start.warn(text)
         self._watch_for_hanging()
         if reason := start.options.restart_reason:
             start.warn(reason)
