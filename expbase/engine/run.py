@@ -165,7 +165,7 @@ class Run:
             contents=self._contents,
             told=self.state.told.state_dict,
             on_written=on_checkpoint_written,
-            code=sources.Code.of(type(self.experiment)),
+            code=provenance.code_of(type(self.experiment)),
             facts=lambda: {"config": flat(start.config), "versions": provenance.versions()},
             refuse=refuse_different if self.division.ranks_repeat else None,
             on_difference=functools.partial(self.events.fire, "ranks_differ"),

@@ -6,13 +6,14 @@ noted. Paths of the machine are noted only where a person has typed them.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import multiprocessing
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,32 @@ _VARIABLES = ("FLAGS_", "NCCL_", "CUBLAS_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THR
 _REPEATABLE_ON_GPU = ("CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO")
 
 
+# What a restart goes on with: it is a fork of this process, and has the code that this one has
+# loaded, whatever is edited or committed meanwhile.
+_held: list[tuple[Code, git.WorkTree]] = []
+
+
+@contextlib.contextmanager
+def held(experiment: type) -> Iterator[None]:
+    """Makes what is known of the code now what the forks of this process note, in the block."""
+    code = Code.of(experiment)
+    _packages()
+    _held.append((code, look(experiment, code)))
+    try:
+        yield
+    finally:
+        _held.pop()
+
+
+def code_of(experiment: type) -> Code:
+    """Returns the code of an experiment as this process has loaded it."""
+    return Code.of(experiment, _held[-1][0] if _held else None)
+
+
 def look(experiment: type, code: Code) -> git.WorkTree:
-    """Returns what git knows of the code of an experiment."""
+    """Returns what git knows of the code, or knew when this process had loaded it."""
+    if _held and _held[-1][0].folder == code.folder:
+        return _held[-1][1]
     return git.look(_work_tree(experiment), code.folder, code.files)
 
 

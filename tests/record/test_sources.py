@@ -33,6 +33,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "own_train.py").write_text(TRAIN)
     (tmp_path / "nets.py").write_text("WIDTH = 8\n")
+    for name in ("own_train.py", "nets.py"):
+        os.utime(tmp_path / name, (1, 1))  # else what this process imports is younger than it
     monkeypatch.setattr(sys, "modules", {**sys.modules})
     return tmp_path
 
