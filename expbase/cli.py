@@ -30,6 +30,7 @@ from expbase.experiment import E, ExperimentBase
 from expbase.help_text import Paragraphs
 from expbase.mixins_in_front import in_front, put_in_front, set_in_front
 from expbase.ranks import collectives
+from expbase.record import provenance
 from expbase.smoke import Smoke
 from expbase.training import check_training, resolved
 
@@ -259,7 +260,7 @@ def _start(*words: Any) -> Any:
     is_supervised = args.restarts and not in_front()  # a tool wants to see the failure
     if not is_supervised and (args.nprocs == 1 or collectives.world_size() > 1):
         return _run(*words)
-    with report_user_errors(words[0]):
+    with report_user_errors(words[0]), provenance.held(words[1]):
         if is_supervised:
             from expbase.engine import restarts  # here: few runs need it
 

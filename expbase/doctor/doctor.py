@@ -20,6 +20,7 @@ from expbase.doctor.before_training import (
     methods_nobody_calls,
     misnamed_loaders,
 )
+from expbase.doctor.edited_files import edited_files
 from expbase.doctor.error_notes import add_notes
 from expbase.doctor.first_updates import FirstUpdates
 from expbase.doctor.unsaved_changes import Audit
@@ -38,7 +39,8 @@ def visit(experiment: Any, internals: Internals) -> None:
     def look_before_training() -> None:
         mistakes = likely_mistakes(experiment.config.training, experiment.train_loader)
         names = *misnamed_loaders(experiment), *methods_nobody_calls(type(experiment))
-        for text in (*names, *loaders_nobody_reads(experiment), *mistakes):
+        edited = edited_files(internals.code, type(experiment))
+        for text in (*names, *loaders_nobody_reads(experiment), *mistakes, *edited):
             warn(text)
 
     def say_why(difference: Difference) -> None:

@@ -26,6 +26,7 @@ from expbase.engine.run_states import Life
 from expbase.engine.start import Start
 from expbase.engine.subscribers import Subscribers
 from expbase.engine.update import StepParts, Update
+from expbase.record.sources import Code
 from expbase.state.parts import StatefulObjects
 from expbase.state.user_state import UserState
 
@@ -116,6 +117,11 @@ class Internals:
     def restored(self) -> Path | None:
         """The checkpoint from which this start goes on; None: it begins."""
         return self._checkpointer.restored
+
+    @property
+    def code(self) -> Code:
+        """The Python files of the experiment, as they were loaded."""
+        return self._checkpointer.code
 
     @property
     def state(self) -> UserState:

@@ -167,7 +167,7 @@ class Run:
             contents=self._contents,
             told=self.state.told.state_dict,
             on_written=on_checkpoint_written,
-            code=sources.Code.of(type(self.experiment)),
+            code=provenance.code_of(type(self.experiment)),
             facts=lambda: {"config": flat(start.config), "versions": provenance.versions()},
             refuse=refuse_different if self.division.ranks_repeat else None,
             on_difference=functools.partial(self.events.fire, "ranks_differ"),
@@ -331,14 +331,19 @@ class Run:
         self._on_close.callback(self.report.metrics.close)
         self._on_close.callback(self.stop.remove_stop_file)
         if start.writes:
-            facts = provenance.gather(start.output_dir, type(self.experiment), start.folder)
+            code = self.checkpointer.code
+            experiment = type(self.experiment)
+            work_tree = provenance.look(experiment, code).keep(start.output_dir)
+            facts = provenance.gather(work_tree.facts, experiment, start.folder)
             self.ledger.begin(start.output_dir / LEDGER, facts)
             self._on_close.callback(self.ledger.close)
             self._on_close.callback(self._note_how_it_ended)
-            code = self.checkpointer.code
-            in_git = git.committed(code.folder, code.files)
-            if lacking := sources.keep(code, start.output_dir, in_git):
-                start.warn(lacking)
+            lacking = [
+                git.lacking(work_tree.facts),
+                sources.keep(code, start.output_dir, work_tree.has),
+            ]
+            for text in filter(None, lacking):
+                start.warn(text)
         self._watch_for_hanging()
         if reason := start.options.restart_reason:
             start.warn(reason)

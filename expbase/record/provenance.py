@@ -6,12 +6,14 @@ noted. Paths of the machine are noted only where a person has typed them.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import multiprocessing
 import os
 import platform
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ import paddle
 from expbase._version import __version__
 from expbase.base.device import repeatable_flags
 from expbase.record import git
+from expbase.record.sources import Code
 
 # The variables that are noted, or how their names begin.
 _VARIABLES = ("FLAGS_", "NCCL_", "CUBLAS_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
@@ -29,11 +32,40 @@ _VARIABLES = ("FLAGS_", "NCCL_", "CUBLAS_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THR
 _REPEATABLE_ON_GPU = ("CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO")
 
 
-def gather(output_dir: Path, experiment: type, here: Path) -> dict[str, Any]:
-    """Returns the facts of a start, as JSON values, and saves changes that are not committed.
+# What a restart goes on with: it is a fork of this process, and has the code that this one has
+# loaded, whatever is edited or committed meanwhile.
+_held: list[tuple[Code, git.WorkTree]] = []
+
+
+@contextlib.contextmanager
+def held(experiment: type) -> Iterator[None]:
+    """Makes what is known of the code now what the forks of this process note, in the block."""
+    code = Code.of(experiment)
+    _packages()
+    _held.append((code, look(experiment, code)))
+    try:
+        yield
+    finally:
+        _held.pop()
+
+
+def code_of(experiment: type) -> Code:
+    """Returns the code of an experiment as this process has loaded it."""
+    return Code.of(experiment, _held[-1][0] if _held else None)
+
+
+def look(experiment: type, code: Code) -> git.WorkTree:
+    """Returns what git knows of the code, or knew when this process had loaded it."""
+    if _held and _held[-1][0].folder == code.folder:
+        return _held[-1][1]
+    return git.look(_work_tree(experiment), code.folder, code.files)
+
+
+def gather(of_git: Mapping[str, Any], experiment: type, here: Path) -> dict[str, Any]:
+    """Returns the facts of a start, as JSON values.
 
     Args:
-        output_dir: Of the run.
+        of_git: What git knows of the code.
         experiment: The class.
         here: The directory in which the command was given.
     """
@@ -45,7 +77,7 @@ def gather(output_dir: Path, experiment: type, here: Path) -> dict[str, Any]:
         "script": len(words or ()) - len(sys.argv),  # its place in them, or that of -m's module
         # Where it was given, from the top of the work tree; None: elsewhere.
         "directory": str(here.relative_to(top)) if top and here.is_relative_to(top) else None,
-        "git": git.state_of(top, output_dir),
+        "git": {**of_git},
         "packages": _packages(),
         "python": platform.python_version(),
         "platform": platform.platform(),

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from typing import Any
 import forks
 import psutil
 import pytest
+from repository import GIT, commit, git
 from tiny import TESTS, Tiny, ledger, make, same_bits, saved, trained, wait_until
 
 from expbase import ConfigError
@@ -181,6 +183,54 @@ def started(script: Path, *words: str, **variables: str) -> Iterator[subprocess.
 
 def starts(run: Path) -> list[dict[str, Any]]:
     return [record for record in ledger(run) if record["event"] == "start"]
+
+
+EDITING = """
+import os, pathlib, signal, subprocess
+from tiny import Tiny
+from expbase import main
+
+class Editing(Tiny):
+    def train_batch(self):
+        super().train_batch()
+        note = self.output_dir / "edited"
+        if self.iteration == 3 and not note.exists():
+            note.touch()
+            script = pathlib.Path(__file__)
+            script.write_text(script.read_text() + "# for the next experiment")
+            subprocess.run(["git", "commit", "-qam", "two"], check=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":
+    main(Editing)
+"""
+
+
+def test_an_edit_in_mid_run_is_not_of_the_run_and_the_next_start_by_hand_tells_it(
+    script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in GIT.items():
+        monkeypatch.setenv(name, value)
+    script.write_text(EDITING)
+    git(script.parent, "init", "-q")
+    commit(script.parent, "one")
+    first = git(script.parent, "rev-parse", "HEAD")
+    words = ["--output", "run", "training.log_interval=1"]
+    with started(script, *words, "--restarts", "1", "training.max_iteration=4") as process:
+        stderr = process.communicate(timeout=forks.LONG_SECONDS)[1]
+    assert process.returncode == 0, stderr
+    checksum = f"{zlib.crc32(EDITING.encode()):08x}"
+    run = script.parent / "run"
+    assert [start["sources"] for start in starts(run)] == [{"train.py": checksum}] * 2
+    assert [start["git"]["commit"] for start in starts(run)] == [first] * 2
+    assert git(script.parent, "rev-parse", "HEAD") != first
+    told = [line for line in stderr.splitlines() if "WARNING: train.py: edited since" in line]
+    assert len(told) == 1
+    with started(script, *words, "training.max_iteration=6") as process:
+        stderr = process.communicate(timeout=forks.LONG_SECONDS)[1]
+    assert "not exact: train.py: changed since the checkpoint was written" in stderr
+    assert "edited since" not in stderr
+    assert starts(run)[2]["sources"] != {"train.py": checksum}
 
 
 SHRINKING = """

@@ -1,7 +1,8 @@
 """Proves that a run on two ranks heals itself under --restarts, whatever happens to it.
 
 Faults come at random to runs of the net of net.py: kill -9 of rank 0, of rank 1, of both, of a rank
-during the start; SIGSTOP; a hang. Each must be named with its rank, in the ledger's next start or
+during the start; SIGSTOP; a hang; an edit of the script, which must not be of the run, and a kill.
+Each must be named with its rank, in the ledger's next start or
 on the terminal, and nobody helps. A disk that is full for a while (where a tmpfs may be mounted)
 must be named, and training goes on. Each run must end with the bits of one that nothing happened
 to, and with its curves and scores unless the disk was full. Printed are also the seconds from a
@@ -44,7 +45,7 @@ OF_A_RUN = 10  # faults; then it may finish
 GAP = 30  # iterations from one fault to the next
 STEP_SECONDS = 0.02  # that an iteration takes at least
 LONG_SECONDS = 180.0
-KINDS = ("kill", "group", "start", "stop", "disk", "hang")
+KINDS = ("kill", "group", "start", "stop", "disk", "hang", "edit")
 TRAINING = {"save_interval": 10**6, "valid_interval": 25, "log_interval": 5, "keep_last": 2}
 TRAINING |= {"valid_every_epoch": 3, "monitor": "accuracy"}
 HEALING = {"save_seconds": 1, "hang_seconds": 2, "hang_action": "end"}
@@ -75,8 +76,21 @@ class Run:
     def __init__(self, output: Path, iterations: int, restarts: int) -> None:
         self.output, self.notes = output, output.with_suffix(".notes")
         self.notes.mkdir()
+        # The script is a copy, which may be edited.
+        self.script = output.with_suffix(".code") / "faults.py"
+        self.script.parent.mkdir()
+        for name in ("faults.py", "net.py", "compare.py", "watched.py"):
+            shutil.copy(Path(__file__).with_name(name), self.script.with_name(name))
         training = {**TRAINING, **(HEALING if restarts else {}), "max_iteration": iterations}
-        command = [sys.executable, __file__, "train", "--output", str(output), "--device", "cpu"]
+        command = [
+            sys.executable,
+            str(self.script),
+            "train",
+            "--output",
+            str(output),
+            "--device",
+            "cpu",
+        ]
         command += ["--nprocs", "2", "--data", str(self.notes), "--restarts", str(restarts)]
         command += [f"training.{key}={value}" for key, value in training.items()]
         self.watched = Watched([*command, "data.samples=154"], output.with_suffix(".txt"))
@@ -95,6 +109,10 @@ class Run:
     def reasons(self) -> list[str]:
         """Why it was started again, for each start that says so."""
         return [start["restart"] for start in ledger(self.output, "start") if start["restart"]]
+
+    def codes(self) -> int:
+        """How many different codes its starts have noted."""
+        return len({json.dumps(start["sources"]) for start in ledger(self.output, "start")})
 
     def text(self) -> str:
         """What it has printed."""
@@ -153,9 +171,14 @@ class Driver:
         if kind == "hang":
             (self.run.notes / f"hang-{rank}").touch()
             return [f"rank {rank}: .*no progress for 2 s"]  # told by the other one
+        edited = []
+        if kind == "edit":
+            with self.run.script.open("a") as file:
+                file.write("raise SystemExit('of the next experiment')\n")
+            edited = ["faults.py: edited since"]
         os.kill(ids[rank], signal.SIGKILL)
-        if kind == "kill":
-            return [killed[rank]]
+        if kind in ("kill", "edit"):
+            return [killed[rank], *edited]
         self.wait(lambda: len(self.ranks()) == 2 and not {*ids} & {*self.ranks()}, "a start")
         time.sleep(self.source.uniform(0, 1))
         other, ids = self.source.randrange(2), self.both()
@@ -272,6 +295,7 @@ def prove(directory: Path, names: str, count: int, seed: int) -> list[str]:
                     if "disk" in kinds:
                         different = [text for text in different if text.endswith(" differs")]
                     wrong += different
+                    wrong += ["another code is noted"] if run.codes() != 1 else []
                 except Ended as error:
                     wrong.append(str(error))
                 left = run.watched.seconds_until_gone(5)

@@ -22,7 +22,11 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def described(repository: Path) -> dict[str, Any]:
     """What is noted when a run beside the repository starts."""
-    return record.state_of(record.top_of(repository), repository.parent / "run")
+    return dict(looked(repository).keep(repository.parent / "run").facts)
+
+
+def looked(repository: Path) -> record.WorkTree:
+    return record.look(record.top_of(repository), repository, ["train.py", "new.py"])
 
 
 def patch_of(repository: Path, code: dict[str, Any]) -> str:
@@ -127,19 +131,24 @@ def test_a_conflict_is_saved_as_it_stands(repository: Path) -> None:
 
 
 def test_without_git_that_is_the_note(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert record.state_of(None, repository) == {"note": "not in a git repository"}
+    assert record.look(None, repository, []).facts == {"note": "not in a git repository"}
     monkeypatch.setenv("PATH", str(repository))
-    assert described(repository) == {"note": "no more is known: FileNotFoundError"}
+    note = "no answer of git rev-parse, status, diff: FileNotFoundError"
+    assert described(repository) == {"note": note}
 
 
 def test_that_git_refuses_is_noted_without_the_path(repository: Path) -> None:
     (repository / ".git/HEAD").write_text("nonsense")
-    assert described(repository) == {"note": "no more is known: CalledProcessError"}
+    note = "no answer of git rev-parse, status, diff: CalledProcessError"
+    assert described(repository) == {"note": note}
 
 
-@pytest.mark.parametrize("question", ["rev-parse", "diff"])
-def test_a_git_that_hangs_is_ended_and_what_it_had_answered_is_noted(
-    repository: Path, monkeypatch: pytest.MonkeyPatch, question: str
+LOST = {"rev-parse": {"commit"}, "diff": {"state"}, "status": set(), "cat-file": set()}
+
+
+@pytest.mark.parametrize(("question", "lost"), [*LOST.items(), ("ls-tree", set())])
+def test_a_git_that_hangs_loses_what_it_would_have_answered_and_no_more(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, question: str, lost: set[str]
 ) -> None:
     real = subprocess.run
 
@@ -151,8 +160,9 @@ def test_a_git_that_hangs_is_ended_and_what_it_had_answered_is_noted(
     (repository / "train.py").write_text("rate = 2\n")
     monkeypatch.setattr(subprocess, "run", run)
     code = described(repository)
-    assert code["note"] == "no more is known: TimeoutExpired"
-    assert ("commit" in code) == (question != "rev-parse")
+    assert looked(repository).has == (set() if lost or question == "ls-tree" else {"train.py"})
+    assert code["note"] == f"no answer of git {question}: TimeoutExpired"
+    assert {"commit", "dirty", "state"} - {*code} == lost
 
 
 def test_a_disk_that_is_full_is_a_note_and_leaves_nothing(
@@ -164,6 +174,50 @@ def test_a_disk_that_is_full_is_a_note_and_leaves_nothing(
     (repository / "train.py").write_text("rate = 2\n")
     monkeypatch.setattr(os, "fsync", full)
     code = described(repository)
-    assert code["note"] == "no more is known: OSError"
+    assert code["note"] == "the diff could not be written: OSError"
     assert (code["dirty"], code["state"]) == (True, None)
     assert list((repository.parent / "run/sources").iterdir()) == []
+
+
+def test_the_largest_files_are_in_no_diff_and_that_is_said(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, size in (("few.txt", 30), ("more.txt", 40), ("gone.bin", 200)):
+        (repository / name).write_bytes(b"a" * size)
+    commit(repository, "two")
+    for name in ("few.txt", "more.txt"):
+        (repository / name).write_bytes(b"b" * 10)
+    (repository / "gone.bin").unlink()
+    (repository / "train.py").write_text("rate = 2\n")
+    # Before and after: train.py 9 + 9, few.txt 30 + 10, more.txt 40 + 10, gone.bin 200 + 0.
+    for most, left_out in ((308, None), (108, ["gone.bin"]), (107, ["gone.bin", "more.txt"])):
+        monkeypatch.setattr(record, "_MOST_BYTES", most)
+        code = described(repository)
+        assert (code["dirty"], code.get("left_out")) == (True, left_out)
+        in_diff = {"few.txt", "gone.bin", "more.txt", "train.py"} - {*(left_out or ())}
+        assert {*names_in(patch_of(repository, code))} == in_diff
+        assert looked(repository).has == {"train.py"}
+        told = record.lacking(code)
+        assert told.startswith(f"changes of {', '.join(left_out)} are not" if left_out else "")
+        assert bool(told) == bool(left_out)
+    monkeypatch.setattr(record, "_MOST_BYTES", 17)  # less than the script has
+    assert looked(repository).has == frozenset()
+
+
+def test_a_submodule_with_changes_of_its_own_is_dirty_and_in_no_diff(
+    repository: Path, tmp_path: Path
+) -> None:
+    new_repository(tmp_path / "lib")
+    add = ("-c", "protocol.file.allow=always", "submodule", "add", "--quiet", str(tmp_path / "lib"))
+    git(repository, *add)
+    commit(repository, "two")
+    assert not described(repository)["dirty"]
+    (repository / "lib/new.txt").touch()  # which git does not track
+    assert not described(repository)["dirty"]
+    (repository / "lib/train.py").write_text("rate = 2\n")
+    code = described(repository)
+    assert (code["dirty"], code["state"], code["left_out"]) == (True, None, ["lib"])
+    commit(repository / "lib", "two")
+    code = described(repository)
+    assert names_in(patch_of(repository, code)) == ["lib"]
+    assert "left_out" not in code

@@ -20,6 +20,7 @@ from tiny import DEVICE, TESTS, Tiny
 
 import expbase.__main__
 from expbase.record import provenance
+from expbase.record.sources import Code
 
 # Writes down what it would note.
 SCRIPT = """
@@ -27,10 +28,15 @@ import json, pathlib
 from tiny import Tiny
 from expbase import default_argument_parser, main
 from expbase.record import provenance
+from expbase.record.sources import Code
+
+def gathered(output, experiment):
+    work_tree = provenance.look(experiment, Code.of(experiment)).keep(output)
+    return provenance.gather(work_tree.facts, experiment, pathlib.Path.cwd())
 
 class Noting(Tiny):
     def setup(self):
-        facts = provenance.gather(self.output_dir, type(self), pathlib.Path.cwd())
+        facts = gathered(self.output_dir, type(self))
         pathlib.Path(f"facts_{self.rank}.json").write_text(json.dumps(facts))
     def run(self):
         pass
@@ -68,7 +74,9 @@ OfScript = type("OfScript", (Tiny,), {"__module__": "__main__"})
 
 def gathered(output: Path, experiment: type = OfScript) -> dict[str, Any]:
     """The facts, after a way through the ledger."""
-    return json.loads(json.dumps(provenance.gather(output, experiment, Path.cwd())))
+    work_tree = provenance.look(experiment, Code.of(experiment)).keep(output)
+    facts = provenance.gather(work_tree.facts, experiment, Path.cwd())
+    return json.loads(json.dumps(facts))
 
 
 # --- the command -------------------------------------------------------------------------------

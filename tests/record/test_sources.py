@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import shutil
 import sys
 from functools import partial
@@ -32,6 +33,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "own_train.py").write_text(TRAIN)
     (tmp_path / "nets.py").write_text("WIDTH = 8\n")
+    for name in ("own_train.py", "nets.py"):
+        os.utime(tmp_path / name, (1, 1))  # else what this process imports is younger than it
     monkeypatch.setattr(sys, "modules", {**sys.modules})
     return tmp_path
 
@@ -219,3 +222,24 @@ def test_a_file_that_cannot_be_copied_ends_no_run(
     (folder / "run/sources").write_text("in the way")
     assert trained(experiment(), folder / "run", max_iteration=2).iteration == 2
     assert "could not be copied into the run: " in warnings(capsys)[0]
+
+
+def test_without_a_diff_the_run_keeps_its_changed_script_and_says_so(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git(folder, "init", "-q")
+    git(folder, "add", "nets.py", "own_train.py")
+    git(folder, "commit", "-qm", "One")
+    (folder / "nets.py").write_text("WIDTH = 9\n")
+    stub = folder / "bin/git"
+    stub.parent.mkdir()
+    real = shutil.which("git")
+    stub.write_text(f'#!/bin/sh\ncase "$*" in *" diff "*) exit 1;; esac\nexec {real} "$@"\n')
+    stub.chmod(0o755)
+    monkeypatch.setenv("PATH", str(stub.parent), prepend=os.pathsep)
+    trained(experiment(), folder / "run", max_iteration=1)
+    assert {*kept(folder / "run").values()} == {TRAIN, "WIDTH = 9\n"}
+    [told] = warnings(capsys)
+    assert (
+        "no answer of git diff: CalledProcessError; the record of this start lacks that, " in told
+    )
