@@ -13,8 +13,10 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from expbase.checkpoint import layout
 from expbase.checkpoint.rank_comparison import Difference
 from expbase.doctor.before_training import (
+    changed_by_its_file,
     likely_mistakes,
     methods_nobody_calls,
     misnamed_loaders,
@@ -24,6 +26,7 @@ from expbase.doctor.first_updates import FirstUpdates
 from expbase.doctor.outside_attributes import Audit
 from expbase.doctor.ranks import advice
 from expbase.engine.internals import Internals
+from expbase.mixins_in_front import users_class
 
 
 def visit(experiment: Any, internals: Internals) -> None:
@@ -39,6 +42,9 @@ def visit(experiment: Any, internals: Internals) -> None:
         names = *misnamed_loaders(experiment), *methods_nobody_calls(type(experiment))
         for text in (*names, *mistakes):
             warn(text)
+        if experiment.rank == 0 and not layout.listed(experiment.checkpoint_dir):  # it begins
+            for text in changed_by_its_file(users_class(type(experiment)), experiment.config):
+                warn(text)
 
     def say_why(difference: Difference) -> None:
         for text in advice(difference):
