@@ -10,7 +10,7 @@ import contextlib
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,12 +23,20 @@ from expbase.base.processes import ended_by_sigterm
 from expbase.base.terminal import say, show, show_any_character
 from expbase.checkpoint.layout import CheckpointError
 from expbase.checkpoint.model_files import WeightsError
-from expbase.config import Config, ConfigError, defaults_of, dump_yaml, flatten
-from expbase.engine.run_dir import CONFIG
+from expbase.config import (
+    CONFIG,
+    Config,
+    ConfigError,
+    adopt,
+    defaults_of,
+    dump_yaml,
+    flatten,
+    load_yaml,
+)
 from expbase.engine.start import Options, check_platform, output_of
 from expbase.experiment import E, ExperimentBase
 from expbase.help_text import Paragraphs
-from expbase.mixins_in_front import in_front, put_in_front, set_in_front
+from expbase.mixins_in_front import in_front, put_in_front, set_in_front, with_mixins
 from expbase.ranks import collectives
 from expbase.record import provenance
 from expbase.smoke import Smoke
@@ -239,19 +247,28 @@ def load_config(
 ) -> Config:
     """Returns the defaults of the class, changed by the files and options of the command line.
 
-    The config file of a run changes them first, if it is there.
+    The config file of a run changes them first, if it is there. A line names its keys that the
+    class has no more.
 
     Raises:
         ConfigError: A file or an option does not fit.
     """
-    config = defaults_of(experiment)
+    config = defaults_of(with_mixins(experiment))  # as `reproduce` adds what has left
     if of_run is not None and of_run.is_file():
-        config.merge_from_file(str(of_run))
+        adopt_aloud(config, load_yaml(of_run), of_run)
+        config.merge_from_file(of_run)
     if args.config:
         config.merge_from_file(args.config)
     config.merge_from_list(args.opts or [])
     check_training(config.training)
     return config
+
+
+def adopt_aloud(config: Config, of_run: Mapping[str, Any], source: object) -> None:
+    """Gives a config the keys of a run that the code has no more, and says which."""
+    gone = ", ".join(f"{key}={value!r:.80}" for key, value in adopt(config, of_run).items())
+    if gone and collectives.rank() == 0:
+        say(f"{source}: default_config has no such keys any more; the run's values hold: {gone}")
 
 
 def _start(*words: Any) -> Any:

@@ -47,7 +47,10 @@ _OF_MIXINS = {
         ("clipping", "GradientClipping"),
     )
 }
-_MOST_BYTES = 1 << 20  # of a YAML file
+CONFIG = "config.yaml"  # in the directory of a run: its config, as completed
+# Of a YAML file: a larger one is data, named by mistake. What a run has written itself may be long.
+_MOST_BYTES = 1 << 20
+_MOST_BYTES_OF_RUN = 1 << 26
 
 
 class Config(CfgNode):  # type: ignore[misc]  # yacs has no types
@@ -189,7 +192,8 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
 def _load(path: str | Path) -> dict[str, Any]:
     """Returns the mapping of a YAML file, as `load_yaml`, with a Word for each plain scalar."""
     try:
-        text = read_bytes(Path(path), _MOST_BYTES).decode()
+        most = _MOST_BYTES_OF_RUN if Path(path).name == CONFIG else _MOST_BYTES
+        text = read_bytes(Path(path), most).decode()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error}.") from error
     except UnicodeDecodeError as error:
@@ -298,9 +302,10 @@ def _converted(value: Any, examples: Sequence[Any]) -> Any:
         return _number(value)
     if len(kinds) != 1:  # there are none, or they tell nothing
         return values_of(value)
-    [kind] = kinds
+    kind: Any = next(iter(kinds))
     if kind in (NoneType, str) and values_of(value) in (None, "None"):
-        return None  # as yacs reads it, in a file or an option
+        # As yacs reads it, in a file or an option; but for a text that was "None" all along.
+        return "None" if "None" in examples and values_of(value) else None
     if kind is bool:
         return BOOLEANS[_text(value).lower()]
     if kind is str:
@@ -312,7 +317,8 @@ def _converted(value: Any, examples: Sequence[Any]) -> Any:
     if kind in (list, tuple):
         return kind(_converted_items(value, examples))
     if issubclass(kind, Mapping):
-        return _converted_mapping(_checked(value, Mapping), examples)
+        converted = _converted_mapping(_checked(value, Mapping), examples)
+        return kind(converted) if issubclass(kind, CfgNode) else converted
     return values_of(value)
 
 
@@ -321,7 +327,8 @@ def _converted_items(value: Any, examples: Sequence[Any]) -> list[Any]:
     if isinstance(value, (str, Word)):
         value = ast.literal_eval(_text(value))  # "(1, 2)", as yacs reads it
     given = _checked(value, (list, tuple))
-    items = [item for example in examples for item in example]
+    # Of those that are alike one: each of many items is compared with all of them.
+    items = [*{_form(item): item for example in examples for item in example}.values()]
     if not items:
         return [*values_of(given)]
     kinds = {type(item) for item in items}
@@ -329,6 +336,15 @@ def _converted_items(value: Any, examples: Sequence[Any]) -> list[Any]:
     as_long = [example for example in examples if len(example) == len(given)]
     places = [items] * len(given) if are_alike or not as_long else [*zip(*as_long, strict=True)]
     return [_converted(item, place) for item, place in zip(given, places, strict=True)]
+
+
+def _form(example: Any) -> Any:
+    """Returns all that an example says: types, lengths and keys, and whether it is "None"."""
+    if isinstance(example, Mapping):
+        return type(example), *((key, _form(item)) for key, item in example.items())
+    if isinstance(example, (list, tuple)):
+        return type(example), *map(_form, example)
+    return type(example), example == "None"
 
 
 def _converted_mapping(value: Mapping[Any, Any], examples: Sequence[Any]) -> dict[Any, Any]:
@@ -368,20 +384,19 @@ def _merged(config: Config, changes: Mapping[str, Any], source: str) -> Config:
     """Returns a changed copy. In the changes `optim: {lr: 1}` and `optim.lr: 1` are the same."""
     merged: Config = config.clone()
     for key, value in flatten(changes).items():
-        *sections, last = key.split(".")
         node: Any = merged
-        for section in sections:
-            name = _own_name(node, section)
+        name, rest = _first_key(node, key)
+        while rest:
             if _takes(node, name) and node.get(name) in (None, {}):
                 node[name] = Config()
             node = node.get(name) if isinstance(node, Config) else None
-        name = _own_name(node, last)
+            name, rest = _first_key(node, rest)
         if not _takes(node, name):
             refuse_gone(key)
-            known = sorted(flatten(config))
-            hint = _OF_MIXINS.get(sections[0]) if sections else None
+            hint = _OF_MIXINS.get(key.partition(".")[0]) if "." in key else None
             raise ConfigError(
-                f"{source}: unknown key {key!r}." + (hint or did_you_mean(key, known))
+                f"{source}: unknown key {key!r}."
+                + (hint or did_you_mean(key, sorted(flatten(config))))
             )
         default = node.get(name)
         if not isinstance(default, Config):
@@ -392,9 +407,40 @@ def _merged(config: Config, changes: Mapping[str, Any], source: str) -> Config:
     return merged
 
 
-def _own_name(node: Any, name: str) -> Any:
-    """Returns a key as a section has it, which may have numbers for keys."""
-    return next((own for own in node or () if str(own) == name), name)
+def adopt(config: Config, of_run: Mapping[str, Any]) -> dict[str, Any]:
+    """Gives a config the keys of a run that it lacks, since they have left `default_config`.
+
+    Args:
+        config: The one of the code of now.
+        of_run: The config of the run; it may be flat.
+
+    Returns:
+        The run's values that are new, by their full keys.
+    """
+    added = {}
+    for key, value in flatten(of_run).items():
+        node: Any = config
+        name, rest = _first_key(node, key)
+        while rest and isinstance(node.get(name), Config):
+            node = node[name]
+            name, rest = _first_key(node, rest)
+        if name in node or _takes(node, name):
+            continue
+        added[key] = value
+        for section in reversed(rest.split(".") if rest else []):
+            value = {section: value}
+        node[name] = Config(value) if isinstance(value, dict) else value
+    return added
+
+
+def _first_key(node: Any, key: str) -> tuple[Any, str]:
+    """Returns the first one of the keys in a full key, as a section has it, and the rest.
+
+    A section may have numbers for keys, and names with dots.
+    """
+    own = [name for name in node or () if f"{key}.".startswith(f"{name}.")]
+    name = max(own, key=lambda one: len(str(one)), default=key.partition(".")[0])
+    return name, key[len(str(name)) + 1 :]
 
 
 def _takes(node: Any, name: str) -> bool:

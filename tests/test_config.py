@@ -16,8 +16,9 @@ import pytest
 from tiny import Tiny, trained
 
 from expbase import Config, ConfigError, default_argument_parser, get_default_training_config
+from expbase import config as config_module
 from expbase.cli import load_config
-from expbase.config import differences, dump_yaml, fill, flatten, load_yaml
+from expbase.config import adopt, differences, dump_yaml, fill, flatten, load_yaml
 from expbase.training import TrainingKeys, check_training, resolved
 
 DEFAULTS = {
@@ -471,6 +472,82 @@ def test_a_config_read_back_does_not_differ_from_itself(tmp_path: Path) -> None:
     assert repr(again) == repr(config)
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        [Config({"lr": 0.1, "on": (1, 2)}), Config({"lr": 0.2, "on": (3,)})],
+        [[Config({"lr": 0.1})], [Config({"lr": 0.2})]],
+        (Config({"x": 1}),),
+        [Config({"x": 1}), Config({"y": (1, 2)})],
+        [{"x": Config({"y": 1})}],
+        [Config({"x": "None"}), Config({"x": None})],
+        [{"x": 1}],
+        "None",
+        ["None", "batch"],
+        Config({"conv1.weight": 0.5, "conv1.weight.ema": (0.9,), "7": {"a.b": 1}}),
+        Config({1: "x", 2: Config({"1.5": 2})}),
+    ],
+    ids=repr,
+)
+def test_what_a_default_holds_comes_back_from_the_file_of_a_run(tmp_path: Path, value: Any) -> None:
+    config = Config({"value": value, "other": 1})
+    (tmp_path / "config.yaml").write_text(dump_yaml(config))
+    again = config.clone()
+    again.merge_from_file(tmp_path / "config.yaml")
+    assert repr(again) == repr(config)
+
+
+def test_a_key_with_a_dot_is_given_as_it_is_written(tmp_path: Path) -> None:
+    config = Config({"rates": {"conv1.weight": 0.5}})
+    config.merge_from_list(["rates.conv1.weight=2"])
+    assert config.rates == {"conv1.weight": 2.0}
+    with pytest.raises(ConfigError, match=r"unknown key 'rates\.conv1\.bias'"):
+        config.merge_from_list(["rates.conv1.bias=2"])
+
+
+def test_the_file_of_a_run_may_be_long_and_one_that_was_named_by_mistake_may_not(
+    tmp_path: Path,
+) -> None:
+    config = Config({"files": [f"/data/{i:06}/{'x' * 20}.jpg" for i in range(30_000)]})
+    for name in "config.yaml", "c.yaml":
+        (tmp_path / name).write_text(dump_yaml(config))
+    assert (tmp_path / "c.yaml").stat().st_size > 1 << 20
+    again = config.clone()
+    again.files = again.files[:3]
+    again.merge_from_file(tmp_path / "config.yaml")
+    assert again == config
+    assert "expected at most 1048576" in complaint(load_yaml, tmp_path / "c.yaml")
+
+
+def test_many_items_are_not_each_compared_with_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+    converted = config_module._converted
+    monkeypatch.setattr(
+        config_module, "_converted",
+        lambda value, examples: [given.append(len(examples)), converted(value, examples)][1],
+    )  # fmt: skip
+    pairs = [["a.jpg", 1], ["b.jpg", 2]] * 500
+    config = Config({"pairs": pairs})
+    config.merge_from_other_cfg({"pairs": pairs})
+    assert (len(given), max(given)) == (1 + 3 * 1000, 1)
+
+
+def test_keys_that_a_config_lacks_are_taken_from_a_run_and_no_others() -> None:
+    config = Config({"a": {"b": 1, "text": "x"}, "open": {}, "none": None, "n": 2})
+    of_run = {
+        "a": {"b": 5, "old": (1, 2), "part": {"x": 1, "y": {"z": 2}}}, "gone": [3],
+        "open": {"k": 1}, "none": {"k": 2}, "n": {"deep": 4},
+    }  # fmt: skip
+    added = {"a.old": (1, 2), "a.part.x": 1, "a.part.y.z": 2, "gone": [3]}
+    flat = Config(config.clone())
+    assert adopt(config, of_run) == added
+    assert config.a == {"b": 1, "text": "x", "old": (1, 2), "part": {"x": 1, "y": {"z": 2}}}
+    assert (config.gone, config.open, config.none, config.n) == ([3], {}, None, 2)
+    assert isinstance(config.a.part.y, Config)
+    assert adopt(flat, flatten(of_run)) == added
+    assert flat == config
+
+
 def test_a_config_in_the_place_of_yacs_reads_what_yacs_reads(tmp_path: Path) -> None:
     config = Config({"norm": "batch", "init": None, "sizes": (1, 2), "list": [1], "S": {"N": 4}})
     (tmp_path / "old.yaml").write_text(
@@ -504,8 +581,8 @@ BOMB = "a: &a [x]\n" + "".join(
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        (BOMB, "more than 20000 values, with what aliases stand for"),
-        ("a: &a [*a]", "more than 20000 values, with what aliases stand for"),
+        (BOMB, "more than 20000 values that aliases stand for"),
+        ("a: &a [*a]", "more than 20000 values that aliases stand for"),
         ("a: !!bool maybe", "not YAML: 'maybe'"),
         (f"a: 0x{'f' * 5000}", "not YAML: Exceeds the limit"),
         ("#" * (1 << 20) + "\n", "1048577 bytes long; expected at most 1048576"),
@@ -515,8 +592,8 @@ BOMB = "a: &a [x]\n" + "".join(
 def test_a_file_that_stands_for_more_than_a_config_is_refused(
     tmp_path: Path, text: str, part: str
 ) -> None:
-    (tmp_path / "config.yaml").write_text(text)
-    assert part in complaint(load_yaml, tmp_path / "config.yaml")
+    (tmp_path / "c.yaml").write_text(text)
+    assert part in complaint(load_yaml, tmp_path / "c.yaml")
 
 
 def test_aliases_and_merged_sections_are_read_and_never_written(tmp_path: Path) -> None:

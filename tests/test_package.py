@@ -101,6 +101,17 @@ def test_installing_expbase_never_installs_a_paddle() -> None:
     assert not [name for name in required if name.lower().startswith("paddle")]
 
 
+def test_what_expbase_imports_is_declared_or_is_paddle_or_of_an_extra() -> None:
+    # VisualDL's own server is one of Flask: ours only asks who calls it.
+    known = {"yaml": "PyYAML", "paddle": None, "flask": None, "expbase": None}
+    parser = options()
+    declared = {Requirement(one).name for one in lines_of(parser["options"]["install_requires"])}
+    files = [path for path in (ROOT / "expbase").rglob("*.py") if "experiments" not in path.parts]
+    names = set().union(*map(imported, files)) - sys.stdlib_module_names
+    assert {"psutil", "matplotlib", "numpy", "yaml"} <= names
+    assert {known.get(name, name) for name in names} - declared <= {None}
+
+
 def test_requirements_txt_and_setup_cfg_name_the_same_ranges() -> None:
     parser = options()
     required = lines_of(parser["options"]["install_requires"])

@@ -30,8 +30,8 @@ _NUMBER = re.compile(
     re.ASCII,
 )
 _PADDED = re.compile(r"0\d+", re.ASCII)
-# The most values in a text. An alias (`*name`) counts as many as it stands for: a few lines of
-# aliases of aliases may stand for more than any memory holds.
+# The most values that aliases (`*name`) stand for in a text: a few lines of aliases of aliases may
+# stand for more than any memory holds.
 _MOST_VALUES = 20_000
 
 
@@ -89,7 +89,7 @@ def parse_words(text: str) -> Any:
     A scalar without quotes is a Word, one with quotes a text.
 
     Raises:
-        yaml.YAMLError: It is not YAML, gives a key twice, or stands for too many values.
+        yaml.YAMLError: It is not YAML, gives a key twice, or its aliases stand for too many values.
     """
     return yaml.load(text, Loader=_Loader)
 
@@ -105,7 +105,8 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self._values = 0  # read so far
+        self._values = 0  # read so far, with those that aliases stand for
+        self._by_aliases = 0  # of these
         self._sizes: dict[int, int] = {}  # how many values a node stands for, by its id
 
     def compose_node(self, parent: Any, index: Any) -> Any:
@@ -113,10 +114,12 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
         is_alias = self.check_event(yaml.AliasEvent)
         node = super().compose_node(parent, index)
         # An alias within the node that it names has no size yet.
-        self._values += self._sizes.get(id(node), _MOST_VALUES) if is_alias else 1
+        size = self._sizes.get(id(node), _MOST_VALUES + 1) if is_alias else 1
+        self._values += size
+        self._by_aliases += size * is_alias
         self._sizes[id(node)] = self._values - before
-        if self._values > _MOST_VALUES:
-            self._refuse(f"more than {_MOST_VALUES} values, with what aliases stand for", node)
+        if self._by_aliases > _MOST_VALUES:
+            self._refuse(f"more than {_MOST_VALUES} values that aliases stand for", node)
         return node
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:

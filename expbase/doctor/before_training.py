@@ -1,6 +1,7 @@
 """What looks like a mistake before training, and may be meant so: machine, launcher, config, names.
 
 for text in likely_mistakes(config.training, loader): ...
+for text in changed_by_its_file(type(experiment), config): ...
 for text in (*misnamed_loaders(experiment), *methods_nobody_calls(type(experiment))): ...
 """
 
@@ -8,13 +9,25 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from paddle.io import DataLoader
 
 from expbase.base import other_expbase
 from expbase.base.did_you_mean import nearest
+from expbase.config import (
+    CONFIG,
+    Config,
+    ConfigError,
+    adopt,
+    defaults_of,
+    dump_yaml,
+    flatten,
+    load_yaml,
+)
 from expbase.data.loaders import several_loaders
 from expbase.data.shared_memory import SHARED_MEMORY
 from expbase.engine.evaluation import OF_SEVERAL
@@ -48,6 +61,30 @@ def likely_mistakes(training: Mapping[str, Any], loader: Any) -> Iterator[str]:
         yield (
             f"training.monitor: the best {monitor!r} is the largest one; expected "
             "training.monitor_mode='min' for it."
+        )
+
+
+def changed_by_its_file(experiment: type, config: Config) -> Iterator[str]:
+    """Yields what --evaluate, --export and --config RUN/config.yaml would not get as it is now."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, CONFIG)
+        path.write_bytes(dump_yaml(config).encode())
+        back = defaults_of(experiment)
+        try:
+            adopt(back, load_yaml(path))
+            back.merge_from_file(path)
+        except ConfigError as error:
+            yield f"{CONFIG} cannot be read back: {str(error).removeprefix(f'{path}: ')}"
+            return
+    before, after = flatten(config), flatten(back)
+    # With their types: a tuple is not equal to a list here.
+    unlike = [key for key in before if repr(before[key]) != repr(after.get(key))]
+    for key in unlike[:1]:
+        yield (
+            f"{CONFIG} does not give back {len(unlike)} of {len(before)} values as they are now: "
+            f"config.{key}, {before[key]!r:.80}, would be {after.get(key)!r:.80} in --evaluate, "
+            "--export and --config RUN/config.yaml; expected a default of the same type in "
+            "default_config."
         )
 
 

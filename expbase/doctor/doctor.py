@@ -13,8 +13,10 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from expbase.checkpoint import layout
 from expbase.checkpoint.compare_rank_weights import Difference
 from expbase.doctor.before_training import (
+    changed_by_its_file,
     likely_mistakes,
     loaders_nobody_reads,
     methods_nobody_calls,
@@ -26,6 +28,7 @@ from expbase.doctor.first_updates import FirstUpdates
 from expbase.doctor.unsaved_changes import Audit
 from expbase.doctor.why_ranks_differ import advice
 from expbase.engine.internals import Internals
+from expbase.mixins_in_front import users_class
 
 
 def visit(experiment: Any, internals: Internals) -> None:
@@ -42,6 +45,9 @@ def visit(experiment: Any, internals: Internals) -> None:
         edited = edited_files(internals.code, type(experiment))
         for text in (*names, *loaders_nobody_reads(experiment), *mistakes, *edited):
             warn(text)
+        if experiment.rank == 0 and not layout.listed(experiment.checkpoint_dir):  # it begins
+            for text in changed_by_its_file(users_class(type(experiment)), experiment.config):
+                warn(text)
 
     def say_why(difference: Difference) -> None:
         for text in advice(difference):

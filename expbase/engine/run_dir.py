@@ -25,6 +25,7 @@ from expbase.base.errors import TypeMistake
 from expbase.base.files import regular, write_single_file
 from expbase.checkpoint import layout
 from expbase.config import (
+    CONFIG,
     ConfigError,
     differences,
     dump_yaml,
@@ -34,7 +35,6 @@ from expbase.config import (
 from expbase.record.metrics import METRICS
 from expbase.record.starts_and_ends import LEDGER, open_start, runs_here
 
-CONFIG = "config.yaml"
 LOCK = ".lock-{rank}"
 
 # A run may continue although other keys of `training` differ: these change what is computed.

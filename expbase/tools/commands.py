@@ -58,6 +58,7 @@ class Commands:
             plan = {"output": str(output), "last": leg.last, "done": str(done), "kept": kept}
             plan |= {"sources": None if self.here else start["sources"]}
             plan |= {"updates": self._args.updates, "experiment": start["experiment"]}
+            plan |= {"config": start["config"]}
             variables = {**start["environment"]}
             variables.pop("CUDA_VISIBLE_DEVICES", None)  # of another machine, perhaps
             code = self._call(

@@ -15,8 +15,7 @@ from typing import Any
 from expbase.base.json_lines import json_lines
 from expbase.checkpoint import best, layout, storage
 from expbase.checkpoint.checkpointer import VALIDATIONS_BYTES
-from expbase.config import ConfigError, differences, flatten
-from expbase.engine.run_dir import CONFIG
+from expbase.config import CONFIG, ConfigError, differences, flatten
 from expbase.tools import train_again
 from expbase.tools.commands import Commands
 from expbase.tools.compare import iteration_of, logged

@@ -24,8 +24,8 @@ from expbase.base.json_lines import json_lines
 from expbase.base.terminal import shown
 from expbase.checkpoint import layout
 from expbase.checkpoint.best import best_of
-from expbase.config import load_yaml
-from expbase.engine.run_dir import CONFIG, LOCK, NO_LOCKS, is_run
+from expbase.config import CONFIG, load_yaml
+from expbase.engine.run_dir import LOCK, NO_LOCKS, is_run
 from expbase.record.metrics import METRICS
 from expbase.record.starts_and_ends import LEDGER, flat, open_start, runs_here
 

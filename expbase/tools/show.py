@@ -16,8 +16,7 @@ from typing import Any
 from expbase.base.errors import ValueMistake
 from expbase.base.files import DAMAGES
 from expbase.checkpoint import layout, storage
-from expbase.config import differences
-from expbase.engine.run_dir import CONFIG
+from expbase.config import CONFIG, differences
 from expbase.record.starts_and_ends import LEDGER
 from expbase.tools import add_tool
 from expbase.tools.runs import RunFacts, Session, printable, read_run

@@ -7,7 +7,7 @@ What it is to do is in the environment (PLAN), as JSON: `output` is the director
 the command's; `last` is the iteration after which it ends, and writes into the file `done` why it
 has not come there, or nothing; `kept` are iterations whose checkpoints are looked at; `sources` are
 the checksums that the code must have, or null; `updates` asks for a line about each update;
-`experiment` is the class of the run.
+`experiment` is the class of the run, and `config` its flat config.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from expbase.checkpoint import layout
-from expbase.config import ConfigError
+from expbase.cli import adopt_aloud
+from expbase.config import Config, ConfigError
 from expbase.experiment import ExperimentBase
 from expbase.ranks import collectives
 from expbase.record.sources import Code
@@ -64,6 +65,13 @@ class Reproduced(ExperimentBase):
         # Forced: of another config the numbers differ, and which keys do is said beside them.
         options = {"output": plan["output"], "fresh": False, "force": True}
         super().__init__(config, argparse.Namespace(**{**vars(args), **options}))
+
+    @classmethod
+    def default_config(cls) -> Config:
+        """Has the keys of the run that have left, since the code of now may be another one."""
+        config = super().default_config()
+        adopt_aloud(config, _plan()["config"], "the run")
+        return config
 
     def on_train_begin(self) -> None:
         """Ends before the first batch if the code is not the run's."""

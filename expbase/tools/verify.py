@@ -31,8 +31,7 @@ from expbase.base.json_lines import json_lines
 from expbase.checkpoint import layout
 from expbase.checkpoint.named import find_at
 from expbase.cli import count
-from expbase.config import differences, load_yaml
-from expbase.engine.run_dir import CONFIG
+from expbase.config import CONFIG, differences, load_yaml
 from expbase.tools import add_tool, make_folder
 from expbase.tools.child_processes import ended_by_signals, kill
 from expbase.tools.compare import files, logged, values

@@ -12,10 +12,14 @@ from typing import Any
 import paddle
 import pytest
 from paddle.io import DataLoader
-from tiny import Tiny, make, trained
+from tiny import DEVICE, Tiny, make, trained, training_config
 
-from expbase import get_default_training_config
-from expbase.doctor.before_training import likely_mistakes, methods_nobody_calls
+from expbase import Config, get_default_training_config
+from expbase.doctor.before_training import (
+    changed_by_its_file,
+    likely_mistakes,
+    methods_nobody_calls,
+)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +64,48 @@ def test_another_distribution_with_our_files_is_told_at_a_start(
     exp.close()
     log = (tmp_path / "run/worker_0.log").read_text()
     assert log.count("the distribution expbase 0.1.0 is installed, too: it is not paddle-exp") == 1
+
+
+class Varied(Tiny):
+    """Its config gets values of other types than its defaults have."""
+
+    @classmethod
+    def default_config(cls) -> Config:
+        config = super().default_config()
+        config.update(Config({"sizes": [], "name": "x", "pair": (1, 2), "n": 1, "rate": None}))
+        return config
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("pair", (3, 4), ""),
+        ("rate", 0.5, ""),
+        ("more", Config({"x": 1}), ""),
+        ("sizes", [(1, 2)], "1 of 27 values as they are now: config.sizes, [(1, 2)], would be [[1, "
+         "2]] in --evaluate, --export and --config RUN/config.yaml; expected a default of the "),
+        ("name", "None", "1 of 27 values as they are now: config.name, 'None', would be None in"),
+        ("rate", (1, 2), "1 of 27 values as they are now: config.rate, (1, 2), would be [1, 2] in"),
+        ("n", 2.5, "config.yaml cannot be read back: n: 2.5 given; expected a whole number like 1"),
+    ],
+)  # fmt: skip
+def test_what_a_run_could_not_be_looked_at_with_is_told(key: str, value: Any, told: str) -> None:
+    config = Varied.default_config()
+    config[key] = value
+    texts = [*changed_by_its_file(Varied, config)]
+    assert len(texts) == bool(told)
+    assert told in "".join(texts)
+
+
+def test_it_is_told_when_the_run_begins_and_not_when_it_goes_on(tmp_path: Path) -> None:
+    for iterations in 2, 4:
+        config = training_config(max_iteration=iterations)
+        config.update(Config({"sizes": [(1, 2)], "name": "x", "pair": (1, 2), "n": 1}))
+        exp = Varied(config, SimpleNamespace(output=str(tmp_path / "run"), device=DEVICE))
+        exp.setup()
+        exp.run()
+    log = (tmp_path / "run/worker_0.log").read_text()
+    assert log.count("config.yaml does not give back 1 of 27 values as they are now: ") == 1
 
 
 def test_a_loader_of_almost_the_name_that_is_read_is_told(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from graded import BEST, SETTINGS, Graded, answer, same_run, snapshot, steps
 from paddle.io import DataLoader
 from tiny import Notes, Points, Tiny, curve, make, run_ranks, same_bits, trained
 
-from expbase import main, on
+from expbase import Config, main, on
 from expbase.base.background import Background
 from expbase.checkpoint.layout import CheckpointError
 from expbase.checkpoint.model_files import read_weights
@@ -74,6 +74,46 @@ def test_evaluate_takes_the_runs_own_config_but_for_what_the_command_line_says(
     assert other != logged
     assert answer(capsys, Graded, *words, *config)["loss"] == other
     assert answer(capsys, Graded, *words, *config, "training.seed=5")["loss"] == logged
+
+
+class Before(Tiny):
+    """Its config has a key that leaves."""
+
+    @classmethod
+    def default_config(cls) -> Config:
+        config = super().default_config()
+        config.stages = [Config({"lr": 0.1}), Config({"lr": 0.2})]
+        config.net = Config({"width": 4, "old": 7})
+        config.training.update(max_iteration=2)
+        return config
+
+    def setup_model(self) -> None:
+        assert [stage.lr for stage in self.config.stages] == [0.1, 0.2]
+        super().setup_model()
+
+
+class After(Before):
+    """The same class later."""
+
+    @classmethod
+    def default_config(cls) -> Config:
+        config = super().default_config()
+        del config.net["old"]
+        return config
+
+
+def test_a_run_is_looked_at_with_the_keys_that_its_class_has_no_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(Before, argv=["--output", str(tmp_path / "run"), "net.old=8", "net.width=5"])
+    capsys.readouterr()
+    exp = main(After, argv=["--output", str(tmp_path / "run"), "--evaluate", "last"])
+    assert exp.config.net == {"width": 5, "old": 8}
+    line = "config.yaml: default_config has no such keys any more; the run's values hold: net.old=8"
+    assert capsys.readouterr().err.count(line) == 1
+    argv = ["--output", str(tmp_path / "run"), "--evaluate", "last", "net.odd=8"]
+    with pytest.raises(SystemExit, match=r"unknown key 'net\.odd'"):
+        main(After, argv=argv)
 
 
 def test_evaluate_takes_the_test_data_if_there_are_any(

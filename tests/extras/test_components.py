@@ -119,6 +119,44 @@ def test_a_reader_registers_with_a_backbone_alone_too() -> None:
     assert sorted(reader[0]) == ["point"]
 
 
+def test_what_palm_calls_otherwise_is_named_before_training() -> None:
+    class Iterated(Reader):
+        def _iterator(self) -> Any: ...
+
+    class Built(Net):
+        forward = Backbone.forward
+
+        def build(self, inputs: Any) -> Any: ...
+
+    class BuiltHead(Head):
+        def build(self, inputs: Any, scope_name: str = "") -> Any: ...
+
+    class Empty(Head): ...
+
+    for make_it, start, is_of_palm in (
+        (
+            lambda: len(Iterated()),
+            "Iterated.__len__: not defined; expected `def __len__(self):`",
+            1,
+        ),
+        (lambda: Iterated().sample(0), "Iterated.sample: not defined; expected `def sample(", 1),
+        (lambda: Composed(Built(), {}), "Built.forward: not defined; expected `def forward(", 1),
+        (lambda: composed(a=BuiltHead()), "BuiltHead.forward: not defined; expected `def f", 1),
+        (lambda: composed(a=Empty()), "Empty.forward: not defined; expected `def forward(", 0),
+        (
+            lambda: Built()({}),
+            "Built.forward: not defined; expected `def forward(self, inputs):`",
+            1,
+        ),
+    ):
+        with pytest.raises(NotImplementedError) as caught:
+            make_it()
+        assert str(caught.value).startswith(start)
+        theirs = "_iterator" if "Iterated" in start else "build"
+        tail = f"in place of {theirs}, PALM's name, which nothing calls here. docs/moving/palm.md"
+        assert (tail in str(caught.value)) == bool(is_of_palm)
+
+
 def test_a_reader_that_has_not_what_a_model_takes_is_refused() -> None:
     reader = type("Points", (Points,), {"outputs_attr": (POINT,)})()
     with pytest.raises(ValueError, match="reader Points: 'label' is asked for; it returns point"):

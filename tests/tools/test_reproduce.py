@@ -301,6 +301,24 @@ def test_the_code_of_now_is_the_same_if_it_computes_the_same_and_may_log_more(
     assert said.splitlines()[-1].startswith(no)
 
 
+def test_the_code_of_now_gets_the_keys_that_have_left_its_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
+) -> None:
+    folder = new_project(tmp_path / "project")
+    monkeypatch.chdir(folder)
+    text = SCRIPT.replace("return config", "config.old = 7; config.gone = 8; return config")
+    text = text.replace("self.log(scale=", "self.log(old=self.config.get('old')); self.log(scale=")
+    (folder / "train.py").write_text(text)
+    train(folder, "old=9")
+    (folder / "train.py").write_text(text.replace("config.old = 7; config.gone = 8; ", ""))
+    capfd.readouterr()
+    assert main(["reproduce", "runs/a", *TO_THE_END, "--here"]) == 0
+    out, err = capfd.readouterr()
+    line = "the run: default_config has no such keys any more; the run's values hold: old=9, gone=8"
+    assert err.count(line) == 1
+    assert "the same by the code of now: iterations 1 to 7" in out
+
+
 @pytest.mark.long
 def test_a_run_of_two_processes_is_reproduced_and_with_shares_on_one(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture

@@ -21,7 +21,7 @@ import paddle
 from paddle.static import InputSpec
 
 from expbase.base.arrays import describe
-from expbase.base.errors import ValueMistake
+from expbase.base.errors import NotImplementedMistake, ValueMistake
 from expbase.base.terminal import show
 
 Specs = Sequence[InputSpec]
@@ -51,10 +51,10 @@ class Reader(paddle.io.Dataset):  # type: ignore[misc]  # paddle has no types
         Returns:
             Numpy arrays and numbers, without the batch axis, by the names of outputs_attr.
         """
-        raise NotImplementedError
+        raise _not_written(self, "sample(self, index)")
 
     def __len__(self) -> int:
-        raise NotImplementedError
+        raise _not_written(self, "__len__(self)")
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         sample = self.sample(index)
@@ -129,6 +129,17 @@ class Backbone(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
         super().__init__()
         self.phase = phase  # or "predict"; the model sets it
 
+    def forward(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Computes the features of a batch; you write it.
+
+        Args:
+            inputs: What the reader returned.
+
+        Returns:
+            Tensors by the names of outputs_attr.
+        """
+        raise _not_written(self, "forward(self, inputs)")
+
     def get_epoch_outputs(self) -> dict[str, Any]:
         """Says after the last batch what the heads get that declare epoch_inputs_attrs.
 
@@ -158,6 +169,17 @@ class Head(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
         self.phase = phase  # or "predict"; the model sets it
         self.head_name = type(self).__name__.lower()  # the model sets it, too
         self.results: list[Any] = []  # since the last reset
+
+    def forward(self, inputs: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Computes the outputs of the task; you write it.
+
+        Args:
+            inputs: What the reader, the backbone and other heads returned, by component.
+
+        Returns:
+            Tensors by the names of outputs_attr.
+        """
+        raise _not_written(self, "forward(self, inputs)")
 
     def batch_postprocess(self, rt_outputs: Mapping[str, Any]) -> list[Any] | None:
         """Turns a batch's outputs into results, one per sample, and keeps them.
@@ -216,6 +238,7 @@ class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
 
     Raises:
         ValueError: A declaration is no list of InputSpec, or a head takes what nobody returns.
+        NotImplementedError: A part has no forward.
     """
 
     def __init__(self, backbone: Backbone, heads: Mapping[str, Head]) -> None:
@@ -314,6 +337,9 @@ class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
         return [*found, head]
 
     def _check_declarations(self) -> None:
+        for part in (self.backbone, *self.heads.values()):
+            if type(part).forward in (Backbone.forward, Head.forward):
+                raise _not_written(part, "forward(self, inputs)")
         backbone = f"backbone {type(self.backbone).__name__}"
         _declared(f"{backbone}: inputs_attr", self.backbone.inputs_attr)
         _declared(f"{backbone}: outputs_attr", self.backbone.outputs_attr)
@@ -401,6 +427,25 @@ class _Prediction(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
         for i, part in enumerate(parts):
             part.phase = before[i]
         return [sources[self.names[-1]][name] for name in self.output_names]
+
+
+# What PALM calls what a part must have.
+_OF_PALM = {
+    "sample(self, index)": "_iterator", "__len__(self)": "_iterator",
+    "forward(self, inputs)": "build",
+}  # fmt: skip
+
+
+def _not_written(part: Any, method: str) -> NotImplementedError:
+    """Returns the error to raise when a part lacks a method that its author writes."""
+    theirs = _OF_PALM[method]
+    is_there = hasattr(part, theirs)
+    return NotImplementedMistake(
+        f"{type(part).__name__}.{method.partition('(')[0]}: not defined; expected "
+        f"`def {method}:`"
+        + f" in place of {theirs}, PALM's name, which nothing calls here" * is_there
+        + (". docs/moving/palm.md has both side by side." if is_there else ".")
+    )
 
 
 def _declared(place: str, specs: Any) -> Specs:
