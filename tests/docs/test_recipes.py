@@ -302,7 +302,8 @@ def test_the_mean_is_that_of_the_last_checkpoints(tmp_path: Path) -> None:
     found = np.frombuffer(mean["0.weight"].data.tobytes(), "float32")
     np.testing.assert_allclose(found, np.mean(floats, axis=0), rtol=1e-5, atol=1e-8)
     assert (floats[-1] != floats[0]).any()
-    assert re.search(r"evaluated step-00000120 on self\.valid_loader .*: \[120\] loss=", told(tmp_path))
+    line = r"evaluated step-00000120 on self\.valid_loader .*: \[120\] loss="
+    assert re.search(line, told(tmp_path))
 
 
 @pytest.mark.long
