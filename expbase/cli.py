@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import re
 import sys
 import tempfile
@@ -79,6 +80,18 @@ class _Files(argparse.Action):
         setattr(namespace, self.dest, [*files, values] if files else values)
 
 
+class _Processes(argparse.Action):
+    """Notes a number of processes: --ngpu is PaddleSpeech's word, whose experiments read it."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        if values == 0:
+            namespace.device, namespace.ngpu = "cpu", 0
+            return
+        namespace.nprocs = 0 if values == "auto" else values
+        if namespace.ngpu:  # not on the CPU
+            namespace.ngpu = namespace.nprocs or 1
+
+
 class _Parser(argparse.ArgumentParser):
     """Answers a wrong option as any other mistake: by one line, in which no usage hides it."""
 
@@ -130,9 +143,12 @@ def default_argument_parser() -> argparse.ArgumentParser:
         help="YAML file that changes default values; of several a later one wins")  # fmt: skip
     for option, (metavar, text) in _OPTIONS.items():
         add(option, metavar=metavar, help=text)
-    # PaddleSpeech calls it --ngpu.
-    add("--nprocs", "--ngpu", type=lambda text: 0 if text == "auto" else count(text), default=1,
-        metavar="N", help="processes on this machine; auto: as training.shares allows")  # fmt: skip
+    for name, least, text in (
+        ("--nprocs", 1, "processes on this machine; auto: as training.shares allows"),
+        ("--ngpu", 0, "what PaddleSpeech calls it; 0: on the CPU (self.args.ngpu)"),
+    ):
+        add(name, action=_Processes, default=1, metavar="N", help=text,
+            type=functools.partial(_auto_or_count, least=least))  # fmt: skip
     for option, text in _SWITCHES.items():
         add(option, action="store_true", help=text)
     add("--no_advice", dest="advice", action="store_false",
@@ -368,6 +384,10 @@ def count(text: str, least: int = 1) -> int:
     if not text.isdigit() or int(text) < least:
         raise argparse.ArgumentTypeError(f"{text!r} given; expected {least} or more")
     return int(text)
+
+
+def _auto_or_count(text: str, least: int) -> int | str:
+    return text if text == "auto" else count(text, least)
 
 
 def spawn(

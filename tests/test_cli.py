@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import paddle
 import pytest
 import yaml
 from tiny import Tiny
@@ -64,14 +65,45 @@ def loaded(*words: str) -> Config:
 def test_the_parser_has_the_documented_options_and_no_others() -> None:
     assert vars(parsed()) == {
         "config": None, "data": None, "output": None, "checkpoint_path": None,
-        "init_model_path": None, "init_partial": False, "device": None, "nprocs": 1,
+        "init_model_path": None, "init_partial": False, "device": None, "nprocs": 1, "ngpu": 1,
         "fresh": False, "force": False, "advice": True, "evaluate": None, "export": None,
         "opts": [],
     }  # fmt: skip
     args = parsed("--fresh", "--force", "--nprocs", "2", "--device", "gpu:0")
     assert (args.fresh, args.force) == (True, True)
     assert (args.nprocs, args.device) == (2, "gpu:0")
-    assert parsed("--ngpu", "2").nprocs == 2  # as PaddleSpeech calls it
+
+
+@pytest.mark.parametrize(
+    ("words", "nprocs", "ngpu", "device"),
+    [
+        ("", 1, 1, None),
+        ("--ngpu 2", 2, 2, None),
+        ("--nprocs 2", 2, 2, None),
+        ("--ngpu 0", 1, 0, "cpu"),
+        ("--ngpu 0 --nprocs 2", 2, 0, "cpu"),
+        ("--nprocs 2 --ngpu 0", 2, 0, "cpu"),
+        ("--ngpu auto", 0, 1, None),
+    ],
+)
+def test_paddlespeechs_word_for_processes_is_taken_and_0_is_the_cpu(
+    words: str, nprocs: int, ngpu: int, device: str | None
+) -> None:
+    args = parsed(*words.split())
+    assert (args.nprocs, args.ngpu, args.device) == (nprocs, ngpu, device)
+
+
+def test_an_experiment_of_paddlespeechs_reads_ngpu(tmp_path: Path) -> None:
+    read = []
+
+    class Speech(Tiny):
+        def setup_model(self) -> None:
+            read.append((self.args.ngpu, paddle.get_device()))
+            super().setup_model()
+
+    argv = ["--output", str(tmp_path), "--ngpu", "0", "training.max_iteration=1"]
+    main(Speech, argv=argv)
+    assert read == [(0, "cpu")]
 
 
 def test_options_beat_the_file_and_the_file_beats_the_defaults(tmp_path: Path) -> None:
@@ -218,7 +250,7 @@ def test_a_number_of_processes_below_one_is_wrong_usage(
     with pytest.raises(SystemExit) as caught:
         parsed(f"--nprocs={number}")
     assert caught.value.code == 78
-    assert f"--nprocs/--ngpu: {number!r} given; expected 1 or more" in capsys.readouterr().err
+    assert f"--nprocs: {number!r} given; expected 1 or more" in capsys.readouterr().err
 
 
 def test_auto_needs_shares_without_which_the_bits_would_be_those_of_the_machine(
