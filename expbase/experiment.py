@@ -683,7 +683,7 @@ class ExperimentBase(Events):
         """
         resume.resume_or_load(self.__run)
 
-    def load_checkpoint(self, which: str, *, run: str | Path | None = None) -> None:
+    def load_checkpoint(self, which: str | int, *, run: str | Path | None = None) -> None:
         """Loads the state of a checkpoint when training is over, for a final test (see evaluate).
 
         Iteration and epoch stay as they are, and save() is refused afterwards. A script that does

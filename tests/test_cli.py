@@ -106,6 +106,48 @@ def test_an_experiment_of_paddlespeechs_reads_ngpu(tmp_path: Path) -> None:
     assert read == [(0, "cpu")]
 
 
+@pytest.mark.parametrize("option", ["--init_model_path", "--checkpoint_path", "--output"])
+def test_an_empty_path_of_weights_or_a_run_is_a_mistake(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(Demo, argv=[option, ""])
+    assert caught.value.code == 78
+    assert f"{option}: '' given; expected " in capsys.readouterr().err
+
+
+def test_options_without_effect_are_told(tmp_path: Path) -> None:
+    for name, words in {
+        "data": ["--data", ""], "device": ["--device="], "config": ["--config", ""],
+        "init_partial": ["--init_partial"], "": [],
+    }.items():  # fmt: skip
+        run = tmp_path / (name or "none")
+        main(Tiny, argv=["--output", str(run), "training.max_iteration=1", *words])
+        log = (run / "worker_0.log").read_text()
+        assert log.count("has no effect") == bool(name)
+        assert f"WARNING: --{name}: " in log or not name
+
+
+def test_an_empty_config_file_does_not_hide_those_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("optim: {lr: 0.2}\n")
+    given = ["--config", str(tmp_path / "c.yaml")]
+    for words in [*given, "--config", ""], ["--config", "", *given]:
+        assert loaded(*words).optim.lr == 0.2
+        assert sorted(parsed(*words).config) == ["", given[1]]
+
+
+def test_the_home_folder_in_a_path_is_meant_where_no_shell_puts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    names = ("output", "data", "checkpoint_path", "init_model_path", "config")
+    args = vars(parsed(*[f"--{name}=~/x" for name in names], "--device=~/x"))
+    assert {args[name] for name in names} == {str(tmp_path / "x")}
+    assert args["device"] == "~/x"
+    main(Tiny, argv=["--output=~/run", "training.max_iteration=1"])
+    assert (tmp_path / "run/ledger.jsonl").exists()
+
+
 def test_options_beat_the_file_and_the_file_beats_the_defaults(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("optim: {lr: 0.2}\ntraining: {seed: 2}\n")
     config = loaded("--config", str(tmp_path / "c.yaml"), "training.seed=3")

@@ -230,6 +230,17 @@ def test_export_without_an_input_spec_says_what_it_needs(graded: Path, tmp_path:
     assert not (tmp_path / "exported").exists()
 
 
+def test_load_checkpoint_takes_a_number(graded: Path, tmp_path: Path) -> None:
+    output = shutil.copytree(graded, tmp_path / "run")
+    exp = make(Graded, output, **SETTINGS)
+    exp.setup()
+    with exp.internals.closing():
+        exp.load_checkpoint(2)
+        assert exp.iteration == 2
+        with pytest.raises(CheckpointError, match="step-00000003: does not exist"):
+            exp.load_checkpoint(3)
+
+
 @pytest.mark.device
 def test_any_layer_can_be_exported_at_any_time_and_that_is_done_in_eval_mode(
     tmp_path: Path,
