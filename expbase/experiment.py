@@ -707,6 +707,7 @@ class ExperimentBase(Events):
             layer: By default self.model.
 
         Raises:
+            TypeError: It is no layer.
             WeightsError: The path has another suffix, or the file cannot be written.
         """
         self.__run.before_writing(path)
@@ -763,9 +764,10 @@ class ExperimentBase(Events):
 
         Raises:
             ConfigError: There is no input_spec.
+            TypeError: It is no layer. For a method write a layer whose forward calls it.
             ValueError: paddle.jit cannot convert the layer.
         """
-        layer = unwrap(self.model if layer is None else layer)
+        layer = model_files.need_layer("export", self.model if layer is None else layer)
         spec = getattr(self, "input_spec", None) if input_spec is None else input_spec
         self.__run.before_writing(path)
         with self.__run.evaluation.begin("predict", self.iteration, layers=[layer]):
