@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
+import os
 import re
 import sys
 import tempfile
@@ -75,9 +77,24 @@ class _Files(argparse.Action):
     """
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
-        before = vars(namespace)[self.dest] or []
-        files = [before] if isinstance(before, str) else before
-        setattr(namespace, self.dest, [*files, values] if files else values)
+        before = _listed(vars(namespace)[self.dest])
+        setattr(namespace, self.dest, [*before, values] if before else values)
+
+
+def _listed(files: str | Sequence[str] | None) -> list[str]:
+    return [files] if isinstance(files, str) else list(files or [])
+
+
+class _Processes(argparse.Action):
+    """Notes a number of processes: --ngpu is PaddleSpeech's word, whose experiments read it."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        if values == 0:
+            namespace.device, namespace.ngpu = "cpu", 0
+            return
+        namespace.nprocs = 0 if values == "auto" else values
+        if namespace.ngpu:  # not on the CPU
+            namespace.ngpu = namespace.nprocs or 1
 
 
 class _Parser(argparse.ArgumentParser):
@@ -127,13 +144,16 @@ def default_argument_parser() -> argparse.ArgumentParser:
         "129 SIGHUP, 130 Ctrl-C, 143 SIGTERM, SIGUSR1, SIGUSR2 or SIGXCPU",
     )
     add = parser.add_argument
-    add("--config", action=_Files, metavar="FILE",
+    add("--config", action=_Files, type=_path, metavar="FILE",
         help="YAML file that changes default values; of several a later one wins")  # fmt: skip
     for option, (metavar, text) in _OPTIONS.items():
-        add(option, metavar=metavar, help=text)
-    # PaddleSpeech calls it --ngpu.
-    add("--nprocs", "--ngpu", type=lambda text: 0 if text == "auto" else count(text), default=1,
-        metavar="N", help="processes on this machine; auto: as training.shares allows")  # fmt: skip
+        add(option, type=str if metavar == "NAME" else _path, metavar=metavar, help=text)
+    for name, least, text in (
+        ("--nprocs", 1, "processes on this machine; auto: as training.shares allows"),
+        ("--ngpu", 0, "what PaddleSpeech calls it; 0: on the CPU (self.args.ngpu)"),
+    ):
+        add(name, action=_Processes, default=1, metavar="N", help=text,
+            type=functools.partial(_auto_or_count, least=least))  # fmt: skip
     for option, text in _SWITCHES.items():
         add(option, action="store_true", help=text)
     add("--no_advice", dest="advice", action="store_false",
@@ -240,6 +260,22 @@ def check_options(args: argparse.Namespace) -> None:
             "--restarts: given to a process of paddle's launcher; expected the launcher's own "
             "--max_restart, which needs etcd: docs/clusters.md."
         )
+    for name in ("checkpoint_path", "init_model_path"):
+        if vars(args).get(name) == "":  # it would train from nothing
+            raise ConfigError(
+                f"--{name}: '' given; expected a path, or no --{name}. Perhaps a variable of the "
+                "shell is not set."
+            )
+
+
+def _without_effect(args: argparse.Namespace) -> Iterator[str]:
+    """Yields which options have no effect."""
+    given = vars(args)
+    for name in ("config", "data", "device"):
+        if given.get(name) == "" or (name == "config" and "" in _listed(given[name])):
+            yield f"--{name}: '' given, which has no effect. Is a variable of the shell not set?"
+    if given.get("init_partial") and not given.get("init_model_path"):
+        yield "--init_partial: has no effect without --init_model_path."
 
 
 def load_config(
@@ -257,8 +293,7 @@ def load_config(
     if of_run is not None and of_run.is_file():
         adopt_aloud(config, load_yaml(of_run), of_run)
         config.merge_from_file(of_run)
-    if args.config:
-        config.merge_from_file(args.config)
+    config.merge_from_file([file for file in _listed(args.config) if file])
     config.merge_from_list(args.opts or [])
     check_training(config.training)
     return config
@@ -294,6 +329,8 @@ def _run(
         try:
             with _answering_mistakes():
                 exp = experiment(config, args)
+                for text in _without_effect(args) if exp.rank == 0 else ():
+                    exp.logger.warning("%s", text)
                 exp.setup()
             exp.run()
         except Exception as error:
@@ -369,6 +406,14 @@ def count(text: str, least: int = 1) -> int:
     if not text.isdigit() or int(text) < least:
         raise argparse.ArgumentTypeError(f"{text!r} given; expected {least} or more")
     return int(text)
+
+
+def _path(text: str) -> str:
+    return os.path.expanduser(text)  # no shell does it in `--output=~/x`
+
+
+def _auto_or_count(text: str, least: int) -> int | str:
+    return text if text == "auto" else count(text, least)
 
 
 def spawn(

@@ -684,7 +684,7 @@ class ExperimentBase(Events):
         """
         resume.resume_or_load(self.__run)
 
-    def load_checkpoint(self, which: str, *, run: str | Path | None = None) -> None:
+    def load_checkpoint(self, which: str | int, *, run: str | Path | None = None) -> None:
         """Loads the state of a checkpoint when training is over, for a final test (see evaluate).
 
         Iteration and epoch stay as they are, and save() is refused afterwards. A script that does
@@ -708,6 +708,7 @@ class ExperimentBase(Events):
             layer: By default self.model.
 
         Raises:
+            TypeError: It is no layer.
             WeightsError: The path has another suffix, or the file cannot be written.
         """
         self.__run.before_writing(path)
@@ -764,9 +765,10 @@ class ExperimentBase(Events):
 
         Raises:
             ConfigError: There is no input_spec.
+            TypeError: It is no layer. For a method write a layer whose forward calls it.
             ValueError: paddle.jit cannot convert the layer.
         """
-        layer = unwrap(self.model if layer is None else layer)
+        layer = model_files.need_layer("export", self.model if layer is None else layer)
         spec = getattr(self, "input_spec", None) if input_spec is None else input_spec
         self.__run.before_writing(path)
         with self.__run.evaluation.begin("predict", self.iteration, layers=[layer]):

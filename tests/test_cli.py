@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import paddle
 import pytest
 import yaml
 from tiny import Tiny
@@ -64,14 +65,87 @@ def loaded(*words: str) -> Config:
 def test_the_parser_has_the_documented_options_and_no_others() -> None:
     assert vars(parsed()) == {
         "config": None, "data": None, "output": None, "checkpoint_path": None,
-        "init_model_path": None, "init_partial": False, "device": None, "nprocs": 1,
+        "init_model_path": None, "init_partial": False, "device": None, "nprocs": 1, "ngpu": 1,
         "fresh": False, "force": False, "advice": True, "evaluate": None, "export": None,
         "opts": [],
     }  # fmt: skip
     args = parsed("--fresh", "--force", "--nprocs", "2", "--device", "gpu:0")
     assert (args.fresh, args.force) == (True, True)
     assert (args.nprocs, args.device) == (2, "gpu:0")
-    assert parsed("--ngpu", "2").nprocs == 2  # as PaddleSpeech calls it
+
+
+@pytest.mark.parametrize(
+    ("words", "nprocs", "ngpu", "device"),
+    [
+        ("", 1, 1, None),
+        ("--ngpu 2", 2, 2, None),
+        ("--nprocs 2", 2, 2, None),
+        ("--ngpu 0", 1, 0, "cpu"),
+        ("--ngpu 0 --nprocs 2", 2, 0, "cpu"),
+        ("--nprocs 2 --ngpu 0", 2, 0, "cpu"),
+        ("--ngpu auto", 0, 1, None),
+    ],
+)
+def test_paddlespeechs_word_for_processes_is_taken_and_0_is_the_cpu(
+    words: str, nprocs: int, ngpu: int, device: str | None
+) -> None:
+    args = parsed(*words.split())
+    assert (args.nprocs, args.ngpu, args.device) == (nprocs, ngpu, device)
+
+
+def test_an_experiment_of_paddlespeechs_reads_ngpu(tmp_path: Path) -> None:
+    read = []
+
+    class Speech(Tiny):
+        def setup_model(self) -> None:
+            read.append((self.args.ngpu, paddle.get_device()))
+            super().setup_model()
+
+    argv = ["--output", str(tmp_path), "--ngpu", "0", "training.max_iteration=1"]
+    main(Speech, argv=argv)
+    assert read == [(0, "cpu")]
+
+
+@pytest.mark.parametrize("option", ["--init_model_path", "--checkpoint_path", "--output"])
+def test_an_empty_path_of_weights_or_a_run_is_a_mistake(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(Demo, argv=[option, ""])
+    assert caught.value.code == 78
+    assert f"{option}: '' given; expected " in capsys.readouterr().err
+
+
+def test_options_without_effect_are_told(tmp_path: Path) -> None:
+    for name, words in {
+        "data": ["--data", ""], "device": ["--device="], "config": ["--config", ""],
+        "init_partial": ["--init_partial"], "": [],
+    }.items():  # fmt: skip
+        run = tmp_path / (name or "none")
+        main(Tiny, argv=["--output", str(run), "training.max_iteration=1", *words])
+        log = (run / "worker_0.log").read_text()
+        assert log.count("has no effect") == bool(name)
+        assert f"WARNING: --{name}: " in log or not name
+
+
+def test_an_empty_config_file_does_not_hide_those_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("optim: {lr: 0.2}\n")
+    given = ["--config", str(tmp_path / "c.yaml")]
+    for words in [*given, "--config", ""], ["--config", "", *given]:
+        assert loaded(*words).optim.lr == 0.2
+        assert sorted(parsed(*words).config) == ["", given[1]]
+
+
+def test_the_home_folder_in_a_path_is_meant_where_no_shell_puts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    names = ("output", "data", "checkpoint_path", "init_model_path", "config")
+    args = vars(parsed(*[f"--{name}=~/x" for name in names], "--device=~/x"))
+    assert {args[name] for name in names} == {str(tmp_path / "x")}
+    assert args["device"] == "~/x"
+    main(Tiny, argv=["--output=~/run", "training.max_iteration=1"])
+    assert (tmp_path / "run/ledger.jsonl").exists()
 
 
 def test_options_beat_the_file_and_the_file_beats_the_defaults(tmp_path: Path) -> None:
@@ -218,7 +292,7 @@ def test_a_number_of_processes_below_one_is_wrong_usage(
     with pytest.raises(SystemExit) as caught:
         parsed(f"--nprocs={number}")
     assert caught.value.code == 78
-    assert f"--nprocs/--ngpu: {number!r} given; expected 1 or more" in capsys.readouterr().err
+    assert f"--nprocs: {number!r} given; expected 1 or more" in capsys.readouterr().err
 
 
 def test_auto_needs_shares_without_which_the_bits_would_be_those_of_the_machine(

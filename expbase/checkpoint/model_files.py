@@ -29,7 +29,7 @@ from expbase.base.arrays import (
     parse,
     serialize,
 )
-from expbase.base.errors import Mistake, ValueMistake
+from expbase.base.errors import Mistake, TypeMistake, ValueMistake
 from expbase.base.exit_codes import ExitCode
 from expbase.base.files import mapped, read_bytes, write_single_file
 from expbase.checkpoint import rank_state, storage
@@ -150,14 +150,29 @@ def _need_whole(tensors: Mapping[str, Any], place: object) -> None:
         )
 
 
+def need_layer(call: str, given: Any) -> Any:
+    """Returns a layer that is to be written, out of its DataParallel.
+
+    Raises:
+        TypeError: It is none.
+    """
+    layer = unwrap(given)
+    if not isinstance(layer, paddle.nn.Layer):
+        what = "no self.model is there, and no layer" if layer is None else f"{layer!r:.80}"
+        hint = ", for a function or a method one whose forward calls it" * callable(layer)
+        raise TypeMistake(f"{call}: {what} given; expected a paddle.nn.Layer{hint}.")
+    return layer
+
+
 def save_model(path: Path, layer: Any) -> None:
     """Writes the weights of a layer, or of the one in a DataParallel, on rank 0, as `.safetensors`
     or as `.pdparams`; whole or not at all.
 
     Raises:
+        TypeError: It is no layer.
         WeightsError: The path ends in something else, or the system refused.
     """
-    layer = unwrap(layer)
+    layer = need_layer("save_model", layer)
     collectives.on_rank_zero(lambda: write_weights(path, layer), "save_model")
 
 

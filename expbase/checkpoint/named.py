@@ -76,6 +76,6 @@ def _best(run: Path) -> int:
         for iteration, _ in best.best_of(run):
             return iteration
     raise CheckpointError(
-        f"{run}: no checkpoint is the best one; expected training.monitor to name a metric of "
-        "valid(), and a save at an iteration that is validated."
+        f"{run}: no checkpoint is the best one; expected a run whose training.monitor names a "
+        "metric of valid(), and that was validated."
     )

@@ -317,6 +317,15 @@ def num_validated(loader: Any) -> int | None:
     return BatchOrder(loader, sampler, 0).num_read
 
 
+def _length(loader: Any) -> int | None:
+    """Returns how many batches an iterable says that it has; None: it does not say."""
+    if not _is_paddles(loader):  # paddle's has none here
+        # What a class raises that has a __len__, and no length.
+        with contextlib.suppress(AttributeError, TypeError, RuntimeError, ValueError):
+            return len(loader) or None
+    return None
+
+
 def _is_paddles(loader: Any) -> bool:
     """Returns whether a loader is a DataLoader with paddle's own `__iter__`."""
     return isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
@@ -525,8 +534,9 @@ class IterableLoader(LoaderAdapter):
         self._state: dict[str, Any] = {}  # of a stateful loader, after the batch returned last
         if self.is_empty():
             self.batches_per_epoch = 0
-        elif self._is_list and (shard.one_order or shard.world_size == 1):
-            self.batches_per_epoch = len(loader) // shard.round * shard.batches
+        elif shard.one_order or shard.world_size == 1:
+            length = _length(loader)
+            self.batches_per_epoch = length and length // shard.round * shard.batches
         self._batches_here = _is_paddles(loader) and not loader.num_workers
         workers = getattr(loader, "num_workers", 0)
         self.kind = f"a stream of {workers} workers" if workers else "a stream"

@@ -24,7 +24,7 @@ from expbase.doctor.before_training import (
 )
 from expbase.doctor.edited_files import edited_files
 from expbase.doctor.error_notes import add_notes
-from expbase.doctor.first_updates import FirstUpdates
+from expbase.doctor.first_updates import FirstUpdates, unlike_length
 from expbase.doctor.unsaved_changes import Audit
 from expbase.doctor.why_ranks_differ import advice
 from expbase.engine.internals import Internals
@@ -53,7 +53,14 @@ def visit(experiment: Any, internals: Internals) -> None:
         for text in advice(difference):
             warn(text)
 
+    def look_at_an_epoch() -> None:
+        if internals.restored is None:
+            for text in unlike_length(experiment, internals):
+                warn(text)
+        has_seen_one()
+
     internals.listen("ready", look_before_training)
+    has_seen_one = internals.listen("on_train_epoch_end", look_at_an_epoch)
     internals.listen("ranks_differ", say_why)
     internals.explain(functools.partial(add_notes, experiment, internals))
     FirstUpdates(experiment, internals, warn)

@@ -41,6 +41,18 @@ _RARE = {"on_train_epoch_begin", "on_train_epoch_end", "on_evaluate_begin", "on_
 _RARE |= {"new_epoch", "train", "evaluate"}
 
 
+def unlike_length(experiment: Any, internals: Internals) -> Iterator[str]:
+    """Yields, at the end of an epoch, that it had another number of batches than its length."""
+    length, read = experiment.batches_per_epoch, internals.batch_in_epoch
+    is_whole = internals.epochs_ended == experiment.epoch  # and no batch of the next one was read
+    if is_whole and length not in (None, read) and not experiment.config.training.skip_updates:
+        yield (
+            f"self.train_loader: its length is {length}, and an epoch had {read} batches; expected "
+            "that __len__ counts batches. self.total_iterations and what is told of the end are "
+            "wrong."
+        )
+
+
 class FirstUpdates:
     """Looks after each of the first updates of a start, and then leaves.
 

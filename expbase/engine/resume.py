@@ -185,7 +185,7 @@ def _say_of_skips(run: Run) -> None:
         )
 
 
-def load_checkpoint(run: Run, which: str, of_run: str | Path | None) -> None:
+def load_checkpoint(run: Run, which: str | int, of_run: str | Path | None) -> None:
     """Loads models, optimizers and values of a checkpoint, to look at them."""
     by_hand = run.life is Life.RESTORED and not run.loop.is_over
     if by_hand or run.life is Life.TRAINING:
@@ -194,7 +194,7 @@ def load_checkpoint(run: Run, which: str, of_run: str | Path | None) -> None:
             "weights; expected it after train(): in on_train_end, say."
         )
     directory = run.start.output_dir if of_run is None else Path(of_run)
-    position = run.checkpointer.look_at(directory, which)
+    position = run.checkpointer.look_at(directory, str(which))
     if run.life is Life.READY:  # there is no other position in training
         run.loop.place_at(*position)
 

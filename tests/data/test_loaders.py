@@ -480,6 +480,36 @@ def test_what_is_known_to_be_empty_is_known_before_it_is_read() -> None:
     assert len(list(wrong.once(rng.VALID, 1))) == 2
 
 
+class Sized:
+    """Batches with a length, as those of PaddleDetection's readers."""
+
+    def __init__(self, length: Any) -> None:
+        self.length = length
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(7))
+
+    def __len__(self) -> int:
+        if isinstance(self.length, Exception):
+            raise self.length
+        return int(self.length)
+
+
+def test_an_iterable_is_asked_for_its_length() -> None:
+    assert adapted(Sized(7)).batches_per_epoch == 7
+    assert adapted(Sized(7)).updates_per_epoch(2) == Fraction(7, 2)
+    # Of shares two on each of two ranks: of seven batches one round of four.
+    shares = [Shard(0, rank, 2, batches=2, one_order=True) for rank in (0, 1)]
+    sizes = [adapt_loader(Sized(7), "it", shard).batches_per_epoch for shard in shares]
+    assert sizes == [2, 2]
+    # Of two streams nobody knows which one ends first; a length of 0 may be one that is not known.
+    assert adapted(Sized(7), 0, 2).batches_per_epoch is None
+    for unknown in (Sized(0), Sized(NotImplementedError()), Sized(TypeError()), Countdown()):
+        assert adapted(unknown).batches_per_epoch is None
+        assert not adapted(unknown).is_empty()
+    assert adapted(DataLoader(Endless(), batch_size=2)).batches_per_epoch is None
+
+
 def test_of_ranks_a_padded_part_that_drop_last_leaves_out_is_no_empty_validation() -> None:
     # Each of two ranks has 5 of 10 samples, less than a batch; validated are the 8 of one.
     sampler = DistributedBatchSampler(Noisy(10), 8, 2, 0, drop_last=True)

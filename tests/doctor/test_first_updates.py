@@ -9,7 +9,7 @@ from typing import Any
 
 import paddle
 import pytest
-from tiny import TESTS, Tiny, make, metrics, run_of, trained
+from tiny import TESTS, Helped, Tiny, make, metrics, run_of, trained
 
 from expbase.doctor import first_gradients
 from expbase.doctor.first_updates import TrainedParameters
@@ -42,6 +42,39 @@ ALONE = [
     for number, case in enumerate((*MISTAKES, *ODD))
     if case.ranks == 1
 ]
+
+
+class Counted:
+    """Batches of Tiny, and a length that may be another one."""
+
+    def __init__(self, loader: Any, length: int) -> None:
+        self.loader = loader
+        self.length = length
+
+    def __iter__(self) -> Any:
+        return iter(self.loader)
+
+    def __len__(self) -> int:
+        return self.length
+
+
+@pytest.mark.parametrize(
+    ("length", "training", "is_told"),
+    [(40, {}, True), (10, {}, False), (40, {"skip_updates": [2]}, False),
+     (10, {"accumulation_steps": 4}, False)],
+)  # fmt: skip
+def test_a_length_that_does_not_count_the_batches_is_told_once(
+    tmp_path: Path, length: int, training: dict[str, Any], is_told: bool
+) -> None:
+    class Sized(Helped):
+        def setup_dataloader(self) -> None:
+            super().setup_dataloader()
+            self.train_loader = Counted(self.train_loader, length)
+
+    for max_epoch in 2, 4:
+        trained(Sized, tmp_path, max_iteration=0, max_epoch=max_epoch, **training)
+    text = f"self.train_loader: its length is {length}, and an epoch had 10 batches"
+    assert (tmp_path / "worker_0.log").read_text().count(text) == is_told
 
 
 @pytest.mark.parametrize("case", ALONE)

@@ -153,7 +153,13 @@ def unmonitored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("run", "option", "which", "text"),
     [
         ("run", "--evaluate", "7", r"step-00000007: does not exist; there are: step-00000002\."),
-        ("run", "--evaluate", "best", r"no checkpoint is the best one; expected training\.monitor"),
+        (
+            "run",
+            "--evaluate",
+            "best",
+            r"no checkpoint is the best one; expected a run whose "
+            r"training\.monitor names a metric of valid\(\), and that was validated\.",
+        ),
         ("run", "--evaluate", "-1", "'-1' given; expected best, last or an iteration"),
         ("run", "--export", "", "'' given; expected best, last or an iteration"),  # a variable
         ("empty", "--evaluate", "last", "no intact checkpoint there"),
@@ -228,6 +234,57 @@ def test_export_without_an_input_spec_says_what_it_needs(graded: Path, tmp_path:
     ):
         exp.export(tmp_path / "exported/model")
     assert not (tmp_path / "exported").exists()
+
+
+def test_what_is_no_layer_is_not_written_and_the_error_says_what_to_do(tmp_path: Path) -> None:
+    exp = make(Tiny, tmp_path / "run")
+    exp.setup()
+    spec = [paddle.static.InputSpec([None, 4])]
+
+    class Called(paddle.nn.Layer):
+        """The way that the error names."""
+
+        def __init__(self, model: Any) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, points: Any) -> Any:
+            return self.model.features(points)
+
+    class Net(paddle.nn.Linear):
+        def features(self, points: Any) -> Any:
+            return self(points) + 1.0
+
+    net = Net(4, 1)
+    with exp.internals.closing():
+        for given, hint in ((net.features, True), (lambda x: x, True), (exp.optimizer, False)):
+            for call, write in (
+                ("export", lambda layer: exp.export(tmp_path / "e/model", spec, layer)),
+                ("save_model", lambda layer: exp.save_model(tmp_path / "e.safetensors", layer)),
+            ):
+                with pytest.raises(
+                    TypeError, match=f"^{call}: .*; expected a paddle.nn.Layer"
+                ) as e:
+                    write(given)
+                assert ("for a function or a method one whose forward" in str(e.value)) == hint
+        exp.model = None
+        with pytest.raises(TypeError, match=r"export: no self\.model is there, and no layer given"):
+            exp.export(tmp_path / "e/model", spec)
+        assert not [*tmp_path.glob("e*")]
+        exp.export(tmp_path / "e/model", spec, Called(net))
+    outputs = paddle.jit.load(str(tmp_path / "e/model"))(paddle.ones([2, 4]))
+    assert outputs.tolist() == net.features(paddle.ones([2, 4])).tolist()
+
+
+def test_load_checkpoint_takes_a_number(graded: Path, tmp_path: Path) -> None:
+    output = shutil.copytree(graded, tmp_path / "run")
+    exp = make(Graded, output, **SETTINGS)
+    exp.setup()
+    with exp.internals.closing():
+        exp.load_checkpoint(2)
+        assert exp.iteration == 2
+        with pytest.raises(CheckpointError, match="step-00000003: does not exist"):
+            exp.load_checkpoint(3)
 
 
 @pytest.mark.device
