@@ -111,6 +111,7 @@ class Checkpointer:
         self.resumable: Path | None = None  # this run's newest, found at its start
         self.newest_saved: Path | None = None  # that is known to be good
         self.restored: Path | None = None  # the one from which this start goes on
+        self.changed_code = ""  # since the restored one; "": none
         self.inspected = ""  # the name of the checkpoint that was loaded for inspection
         self.sizes: Mapping[str, int] = {}  # of the logs at the restored checkpoint, in bytes
         self.told_then: Mapping[str, Any] = {}  # of that checkpoint
@@ -385,7 +386,8 @@ class Checkpointer:
         """
         contents = self._contents()
         fitting = self._read_fitting(path, contents)
-        notes = [*filter(None, [fitting.changed_code])]
+        self.changed_code = fitting.changed_code
+        notes = [*filter(None, [self.changed_code])]
         if fitting.num_ranks != collectives.world_size() and self._depends_on_ranks:
             notes.append(
                 f"saved by {fitting.num_ranks} processes and continued by "

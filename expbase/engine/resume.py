@@ -83,9 +83,9 @@ def resume_or_load(run: Run) -> None:
     has_finished = _nothing_is_left(run)
     if has_finished:
         run.loop.end_with_nothing_left()
-    else:
-        for note in notes:
-            run.start.warn(f"not exact: {note}")
+        notes = [note for note in notes if note == checkpointer.changed_code]
+    for note in notes:
+        run.start.warn(f"not exact: {note}")
     _cut_logs(run, has_finished=has_finished and checkpointer.resumable is not None)
     run.life = Life.RESTORED
     run.ledger.facts["resumed"] = path.name if path else None

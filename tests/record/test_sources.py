@@ -158,6 +158,29 @@ def test_another_class_that_goes_on_is_told(
     assert text in capsys.readouterr().out
 
 
+def test_a_finished_run_that_is_given_other_code_says_so_before_it_says_that_it_has_finished(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = type("Other", (experiment(),), {"__module__": "own_train"})
+    trained(experiment(), folder / "run", max_iteration=2)
+    told = []
+    for kind in (experiment(), other):
+        capsys.readouterr()
+        trained(kind, folder / "run", max_iteration=2)
+        lines = capsys.readouterr().err.splitlines()
+        told.append([line.split(": ", 2)[-1] for line in lines if "WARN" in line or "FINI" in line])
+    (folder / "nets.py").write_text("WIDTH = 9\n")
+    evaluated({"evaluate": "last"}, folder)
+    trained(experiment(), folder / "run", max_iteration=2)
+    of_evaluation, of_start = warnings(capsys)
+    assert "step-00000002: nets.py: changed since the checkpoint was written" in of_evaluation
+    assert "not exact: nets.py: changed since the checkpoint was written" in of_start
+    ended = "iteration 2, epoch 1. To train on, raise training.max_iteration; --fresh starts over."
+    rest = "what training has changed comes from the checkpoint, all else from the code of now"
+    text = "was written by Experiment (own_train.py), and this is Other (own_train.py)"
+    assert told == [[ended], [f"the checkpoint {text}; {rest}", ended]]
+
+
 def test_of_a_package_it_is_the_folder_of_the_outermost_one(folder: Path) -> None:
     inner = folder / "package/scripts"
     inner.mkdir(parents=True)
