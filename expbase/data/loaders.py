@@ -361,7 +361,7 @@ class MapStyleLoader(LoaderAdapter):
         if shard.one_order and is_distributed(sampler):
             sampler = undistributed(sampler, shuffle=sampler.shuffle)
         self._order = BatchOrder(loader, sampler, shard.seed)
-        self._fetcher = Fetcher(loader, name)
+        self._fetcher = Fetcher(loader, name, say)
         self.num_samples = num_samples(loader)
         self.num_read = self._order.num_read
         self.batches_per_epoch = self._order.length

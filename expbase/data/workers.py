@@ -42,7 +42,9 @@ from expbase.data import shared_memory
 from expbase.data.order import IndexBatch
 from expbase.data.shared_memory import leave_note, remove_left_files
 from expbase.data.tensors import reader_tensors_at, tensors_at, to_arrays
+from expbase.state.compare import Looked
 
+_LOADER = "train_loader."  # what the paths of a loader's parts begin with in an experiment
 _DEAD = "A worker of a DataLoader has died"
 # What paddle says, whatever has happened: paddle/phi/core/operators/reader/blocking_queue.h.
 _KILLED = "Blocking queue is killed"
@@ -54,12 +56,13 @@ Items = Generator[tuple[Any, IndexBatch, bool], None, None]
 class Fetcher:
     """Makes the numbered batches of a DataLoader over a data set with indices."""
 
-    def __init__(self, loader: DataLoader, name: str) -> None:
+    def __init__(self, loader: DataLoader, name: str, say: Callable[[str], object] = id) -> None:
         self._loader = loader
         self._name = name
-        # The loader whose persistent workers wait for an epoch. It is None while they serve one:
-        # another run over the same data then starts workers of its own.
-        self._idle: DataLoader | None = None
+        self._say = say
+        # The loader whose persistent workers wait for an epoch, and what they have copies of. It is
+        # None while they serve one: another run over the same data then starts workers of its own.
+        self._idle: tuple[DataLoader, Looked | None] | None = None
         self._leaving: list[Any] = []  # paddle's iterators whose workers were told to end
 
     def fetch(self, numbered: Iterator[IndexBatch], base: int) -> Items:
@@ -77,7 +80,7 @@ class Fetcher:
     def close(self) -> None:
         """Ends persistent workers. May be called twice."""
         if self._idle is not None:
-            _end_workers(self._idle._iterator)
+            _end_workers(self._idle[0]._iterator)
             self._idle = None  # a later run over the data starts new ones
         self._wait_for_leaving()
 
@@ -106,8 +109,7 @@ class Fetcher:
         # Workers are some batches ahead of training. They return batches in the order in which
         # the keys were handed out; `tee` keeps the rest of each item until its batch is there.
         ahead, returned = itertools.tee(with_last(numbered))
-        # `is None`, because bool() of a DataLoader asks for its length.
-        loader = self._worker_loader() if self._idle is None else self._idle
+        loader, copied = self._idle_loader() or self._new_loader()
         self._idle = None
         failed: list[BaseException] = []
         keys = ([(base, taken)] for taken, _ in ahead)
@@ -137,12 +139,40 @@ class Fetcher:
             # paddle would return in the next epoch (_DataLoaderIterMultiProcess._reset): such
             # workers are ended.
             if last and self._loader._persistent_workers and self._idle is None:
-                self._idle = loader
+                self._idle = loader, copied
             elif last:
                 _dismiss(iterator)  # unless it was: the last batch may be an exception
                 self._leaving.append(iterator)
             else:
                 _end_workers(iterator)
+
+    def _idle_loader(self) -> tuple[DataLoader, Looked | None] | None:
+        """Returns the loader whose workers wait; ends them, and says so once, if what they have
+        copies of is another now.
+        """
+        if self._idle is None:
+            return None
+        loader, copied = self._idle
+        path = copied and copied.first_change(self._copied())
+        if not path:
+            return self._idle
+        _end_workers(loader._iterator)
+        self._say(
+            f"{self._name}: {path.removeprefix(_LOADER)} has changed, of which its persistent "
+            "workers had copies: they are started anew, as after each such change"
+        )
+        self._say = id
+        return None
+
+    def _new_loader(self) -> tuple[DataLoader, Looked | None]:
+        """Returns a loader that will start workers, and a look at what lasting ones copy."""
+        lasts = self._loader._persistent_workers
+        return self._worker_loader(), Looked(self._copied()) if lasts else None
+
+    def _copied(self) -> dict[str, Any]:
+        """Returns what workers have copies of, by path."""
+        loader = self._loader
+        return {f"{_LOADER}dataset": loader.dataset, f"{_LOADER}collate_fn": loader.collate_fn}
 
     def _worker_loader(self) -> DataLoader:
         # To paddle, a whole batch is one sample here, and each of its batches has one sample.

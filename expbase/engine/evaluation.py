@@ -329,7 +329,7 @@ class Evaluation:
             if loader is None:
                 raise LoaderAdapter(None, "self.valid_loader", self._shard).not_set()
             self._adapters[id(loader)] = adapt_loader(
-                loader, name or self._name_of(loader), self._shard
+                loader, name or self._name_of(loader), self._shard, self._start.logger.info
             )
         return self._adapters[id(loader)]
 

@@ -3,15 +3,20 @@
 then = look(value, names)        # a number or a text itself, a name, or a checksum of it all
 is_same(then, look(value, names))
 as_text(then)                    # for another process
+Looked({"train_loader.dataset": data}).first_change({"train_loader.dataset": data})  # its path
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from expbase.base.files import checksum_of
 from expbase.base.json_values import Names, seen
+from expbase.state.places import WHOLE, StatefulNode
+from expbase.state.value_kinds import talks_to_the_world
+from expbase.state.walk import Walk
 
 SIMPLE = {type(None), bool, int, float, str}
 
@@ -49,6 +54,48 @@ def is_same(one: Any, other: Any) -> bool:
     if isinstance(one, Seen):
         return one.thing is other.thing and bool(one.content == other.content)
     return repr(one) == repr(other) if type(one) is float else bool(one == other)
+
+
+class Looked:
+    """What stood in each place that some values lead to.
+
+    Args:
+        values: By the paths at which an experiment has them.
+    """
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = {**values}
+        walk = Walk(None, values)
+        self._names = walk.names()
+        self._looks = _looks_in(walk, self._names)
+
+    def first_change(self, values: Mapping[str, Any]) -> str | None:
+        """Returns the path of something that is another now; None: all is as it was.
+
+        Args:
+            values: Those of now, by the same paths.
+        """
+        replaced = next((p for p, value in values.items() if value is not self._values[p]), None)
+        if replaced is not None:
+            return replaced
+        before, walk = self._looks, Walk(None, values)
+        now = _looks_in(walk, self._names.now(walk))
+        paths = {**before, **now}
+        same = {p for p in before.keys() & now.keys() if is_same(before[p], now[p])}
+        return next((path for path in paths if path not in same), None)
+
+
+def _looks_in(walk: Walk, names: Names) -> dict[str, Any]:
+    """Returns a look at each place by path; a file or the like is as None."""
+    looks = {}
+    for path, node in walk.nodes.items():
+        is_asked = isinstance(node, StatefulNode)
+        asked = {"state_dict()": node.value.state_dict()} if is_asked else {}
+        for key, value in (*node.places().items(), *asked.items()):
+            is_file = type(value) not in SIMPLE and talks_to_the_world(value)
+            there = None if is_file else look(value, names, is_whole=key is WHOLE)
+            looks[walk.path_of(path, key)] = there
+    return looks
 
 
 def is_known(there: Any) -> bool:

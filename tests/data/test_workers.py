@@ -31,6 +31,7 @@ from tiny import Tiny, trained
 
 from expbase.base import rng
 from expbase.data import workers
+from expbase.data.loaders import Shard, adapt_loader
 
 
 @pytest.mark.parametrize(
@@ -277,6 +278,91 @@ def test_persistent_workers_serve_the_next_epoch_and_validation_has_its_own() ->
     persistent.close()
     assert seen == serving
     assert not own & serving
+
+
+class Scaling:
+    factor = 1
+
+    def __call__(self, number: int) -> int:
+        return number * self.factor
+
+
+class Curriculum(Dataset):
+    """Gives what it holds, and who has read it."""
+
+    def __init__(self) -> None:
+        self.numbers = [1, 2, 3, 4]
+        self.transform: Any = Scaling()
+        self.level = 0
+        self.file: Any = None
+
+    def set_epoch(self, epoch: int) -> None:
+        self.level = epoch
+
+    def __getitem__(self, index: int) -> Any:
+        return np.array([self.transform(self.numbers[index]) + self.level, os.getpid()])
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+
+class Asked(Curriculum):
+    def state_dict(self) -> dict[str, Any]:
+        return {"level": self.level}
+
+    def set_state_dict(self, state: dict[str, Any]) -> None:
+        self.level = state["level"]
+
+
+@pytest.mark.parametrize(
+    ("data", "change", "numbers", "path"),
+    [
+        (Curriculum, lambda data: data.set_epoch(10), [11, 12, 13, 14], "dataset.level"),
+        (Asked, lambda data: data.set_epoch(10), [11, 12, 13, 14], "dataset.state_dict()"),
+        (Curriculum, lambda data: setattr(data.transform, "factor", 2), [2, 4, 6, 8],
+         "dataset.transform.factor"),
+        (Curriculum, lambda data: setattr(data, "transform", lambda number: -number),
+         [-1, -2, -3, -4], "dataset.transform"),
+        (Curriculum, lambda data: data.numbers.append(5), [1, 2, 3, 4, 5], "dataset.numbers[:]"),
+        (Curriculum, lambda data: setattr(data, "file", open(__file__)), [1, 2, 3, 4], ""),
+        (Curriculum, lambda data: None, [1, 2, 3, 4], ""),
+    ],
+)  # fmt: skip
+def test_persistent_workers_have_what_the_data_set_is_when_an_epoch_begins(
+    data: Any, change: Any, numbers: list[int], path: str
+) -> None:
+    dataset = data()
+    said: list[str] = []
+    options = {"batch_size": 1, "num_workers": 2, "persistent_workers": True}
+    batches = adapt_loader(DataLoader(dataset, **options), "self.loader", Shard(0), said.append)
+    epochs = []
+    for epoch in (1, 2, 3):
+        rows = [row for batch in drawn(batches, epoch) for row in batch]
+        epochs.append(([number for number, _ in rows], {pid for _, pid in rows}))
+        if epoch == 1:
+            change(dataset)
+    batches.close()
+    (before, first), (after, second), (again, third) = epochs
+    assert (before, after, again) == ([1, 2, 3, 4], numbers, numbers)
+    assert second == third  # what has not changed costs no start
+    assert (first == second) == (not path)
+    assert [
+        text.partition(" has changed, of which its persistent workers")[0] for text in said
+    ] == ([f"self.loader: {path}"] if path else [])
+    if dataset.file is not None:
+        dataset.file.close()
+
+
+def test_another_batch_size_needs_no_other_workers() -> None:
+    options = {"num_workers": 2, "persistent_workers": True}
+    persistent = DataLoader(Curriculum(), batch_size=1, **options)
+    batches = adapted(persistent)
+    first = {batch[0][1] for batch in drawn(batches, 1)}
+    persistent.batch_sampler.batch_size = 2
+    pairs = drawn(batches, 2)
+    batches.close()
+    assert [[number for number, _ in batch] for batch in pairs] == [[1, 2], [3, 4]]
+    assert {pid for batch in pairs for _, pid in batch} == first
 
 
 def test_a_users_worker_init_fn_is_called() -> None:
