@@ -61,6 +61,7 @@ from expbase.state.walk import LOADERS, MOST, Walk, WalkedNames
 UNKNOWN = "?"  # of what nobody can look into
 _RUN = "_ExperimentBase__run"
 _DRAWN = re.compile(r"(?<![0-9A-Za-z])[0-9a-f]{6,}(-[0-9a-f]{4,})*(?=')")  # the end of a text
+_OF_CELLS = re.compile(r"_+|_i*\d*")  # names that IPython gives
 _PROXY = "multiprocessing.managers.BaseProxy"  # whose import takes long, and fails on Windows
 _DESCRIPTORS = (property, functools.cached_property, types.MemberDescriptorType)
 
@@ -86,12 +87,22 @@ class ClassNode(_Named):
 
 
 class ModuleNode(_Named):
-    """A module of the user's."""
+    """A module of the user's, without the names that IPython has put into a notebook's."""
+
+    def places(self) -> Mapping[Any, Any]:
+        return {name: value for name, value in super().places().items() if self._is_own(name)}
 
     def children(self) -> Iterator[tuple[Any, Any]]:
         for name, value in [*vars(self.value).items()]:
-            if not name.startswith("__"):
+            if not name.startswith("__") and self._is_own(name):
                 yield name, value
+
+    def _is_own(self, name: str) -> bool:
+        shell = getattr(vars(self.value).get("get_ipython"), "__self__", None)
+        # Among them what the cells before have said: `_`, `_i`, `_7`, `_i7`.
+        return name not in getattr(shell, "user_ns_hidden", ()) and not (
+            shell and _OF_CELLS.fullmatch(name)
+        )
 
 
 class FunctionNode(Node):

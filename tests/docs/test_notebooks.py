@@ -155,6 +155,15 @@ def test_a_mistake_is_one_line(kernel: Kernel, call: str, line: str) -> None:
 
 
 @pytest.mark.long
+def test_a_cell_that_trains_warns_of_nothing(kernel: Kernel) -> None:
+    for name in ("one", "two"):
+        words = f'"--output", "runs/{name}", {OPTIONS}, "training.save_interval=1"'
+        output = kernel.run(f"exp = main(Line, argv=[{words}])")
+        assert "FINISHED" in output
+        assert "WARNING" not in output
+
+
+@pytest.mark.long
 def test_a_cell_that_failed_can_be_run_again(kernel: Kernel) -> None:
     failing = f"""
 class Failing(Line):

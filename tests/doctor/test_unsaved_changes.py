@@ -7,6 +7,7 @@ import itertools
 import operator
 import sys
 import threading
+import types
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -569,3 +570,17 @@ def test_what_can_be_reached_beyond_the_bound_is_said(monkeypatch: pytest.Monkey
 def test_code_and_what_talks_to_the_world_stand_nowhere() -> None:
     for value in (len, int, operator.add, threading.Lock(), threading.current_thread()):
         assert unsaved_changes.stands(value) is None, value
+
+
+def test_what_ipython_puts_into_a_notebook_is_not_the_users() -> None:
+    class Shell:
+        user_ns_hidden = {"In": None, "get_ipython": None}  # noqa: RUF012
+        count = 0
+
+        def get_ipython(self) -> None: ...
+
+    notebook: Any = types.ModuleType("notebook")
+    notebook.get_ipython, notebook.In, notebook._i7, notebook.seen = Shell().get_ipython, [], "", 0
+    node = unsaved_changes.ModuleNode(notebook)
+    assert [*node.places()] == ["seen"]
+    assert [name for name, _ in node.children()] == ["seen"]
