@@ -10,6 +10,7 @@ import contextlib
 import functools
 import os
 import re
+import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -60,6 +61,7 @@ _SWITCHES = {
     "--fresh": "move what is in the output directory aside first",
     "--force": "go on although the config differs from the run's",
 }
+_NO_OPTION = " --help names the options; a value of your own is a key of default_config: KEY=VALUE."
 _SWITCHES_OF_MAIN = {
     "--print_config": "print the resolved config and end",
     "--smoke": "try it before a long run: two updates, two batches of validation, a save, a load",
@@ -206,6 +208,10 @@ def main(
                 "main: called in a notebook, where sys.argv is the kernel's; expected "
                 f"main({experiment.__name__}, argv=['--output', 'runs/NAME'])."
             )
+        if isinstance(argv, str):
+            raise ConfigError(
+                f"main: argv={argv!r} given; expected a list of words: argv={shlex.split(argv)}."
+            )
         words = list(sys.argv[1:] if argv is None else argv)
         args = _Given(**vars(_parse(parser, words, experiment)))
         config = load_config(experiment, args)
@@ -246,9 +252,7 @@ def _parse(
         for end in "\n", ".", "_":  # `--training.max_epoch`, `--max_epoch`, `--epoch`
             for key in flatten(defaults_of(experiment)):
                 meant.setdefault(key.rpartition(end)[2], f"{key}={value}")
-        hint = did_you_mean(
-            name, meant, 0.6, otherwise=" --help names all there are.", shown=meant.__getitem__
-        )
+        hint = did_you_mean(name, meant, 0.6, otherwise=_NO_OPTION, shown=meant.__getitem__)
         raise ConfigError(f"unrecognized arguments: {' '.join(unknown)}.{hint}")
     return args
 

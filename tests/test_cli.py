@@ -263,7 +263,10 @@ def test_a_config_value_that_is_given_as_an_option_is_answered_with_how_it_is_gi
         ("--chekpoint_path x", "Did you mean --checkpoint_path?"),
         ("--smok", "Did you mean --smoke?"),  # and no trial begins
         ("--epochs 5", "Did you mean training.max_epoch=5?"),
-        ("--zzz", "--help names all there are."),
+        (
+            "--zzz",
+            "--help names the options; a value of your own is a key of default_config: KEY=VALUE.",
+        ),
     ],
 )
 def test_a_mistyped_option_is_answered_with_the_nearest_one_in_one_line(
@@ -365,6 +368,11 @@ def test_a_default_config_that_is_no_classmethod_is_named(
         assert capsys.readouterr().err.endswith(f"error: {answer}\n")
         with pytest.raises(ConfigError, match="expected @classmethod"):
             experiment(Demo.default_config(), parsed("--output", "run"))
+
+
+def test_words_in_one_text_are_named() -> None:
+    with pytest.raises(SystemExit, match=r"expected a list of words: argv=\['--output', 'x'\]\."):
+        main(Demo, argv="--output x")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("program", ["ipykernel_launcher.py", "colab_kernel_launcher.py"])

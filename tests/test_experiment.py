@@ -483,6 +483,21 @@ def test_data_to_validate_with_needs_a_method_that_does_it(tmp_path: Path) -> No
         assert trained(Without, tmp_path / "smoke", valid_interval=0).smoke_is_trained
 
 
+def test_a_name_by_habit_and_an_experiment_without_a_config_are_answered(tmp_path: Path) -> None:
+    class Lit(ExperimentBase):
+        def setup_dataloader(self) -> None: ...
+
+        def setup_model(self) -> None: ...
+
+        def training_step(self) -> None: ...
+
+    with pytest.raises(TypeError, match=r"Did you mean train_batch by training_step\?$"):
+        make(Lit, tmp_path)
+    with pytest.raises(TypeError, match=r"^Tiny\(\): called without a config; expected main\(Tiny"):
+        Tiny()  # type: ignore[call-arg]
+    assert type(copy.copy(make(Tiny, tmp_path))).__name__ == "Tiny"
+
+
 def test_what_needs_valid_names_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^training\.monitor: 'loss' given, and Unmeasured"):
         make(Unmeasured, tmp_path / "run", monitor="loss")

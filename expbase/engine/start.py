@@ -11,6 +11,7 @@ import dataclasses
 import inspect
 import logging
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -193,11 +194,18 @@ def check_platform() -> None:
 
 def check_arguments(experiment: type, given: Sequence[Any], options: Mapping[str, Any]) -> None:
     """Raises a TypeError if `__init__` does not take what the experiment is made with."""
-    if not given and not options:  # a copy, perhaps; else Python's own words say what is missing
+    if sys._getframe(2).f_globals.get("__name__") == "copyreg":  # a copy, which calls no __init__
         return
     try:
         inspect.signature(experiment.__init__).bind(None, *given, **options)  # type: ignore[misc]
     except TypeError as error:
+        if not given and not options:
+            name = experiment.__name__
+            raise TypeMistake(
+                f"{name}(): called without a config; expected main({name}), which makes one and "
+                f"runs it, or {name}({name}.default_config(), args) with the args of "
+                "default_argument_parser().parse_args()."
+            ) from None
         raise TypeMistake(
             f"{experiment.__name__}.__init__: {error}; expected `def __init__(self, config, args): "
             "super().__init__(config, args)` or none. A value of your own is a key of "
@@ -272,13 +280,24 @@ def missing(experiment: type, base: type, methods: Sequence[str]) -> list[str]:
     return [name for name in methods if getattr(experiment, name) is getattr(base, name)]
 
 
+# What Lightning, PaddleDetection and others call what a user writes.
+_ELSEWHERE = {
+    "setup_dataloader": ("train_dataloader", "val_dataloader", "build_dataloader"),
+    "setup_model": ("configure_optimizers", "build_model"),
+    "train_batch": ("training_step", "train_step", "forward_step"),
+    "valid": ("validation_step", "eval_step", "test_step"),
+}
+
+
 def _meant(experiment: type, base: type, methods: Sequence[str]) -> str:
     """Returns the end of a message about methods that are missing: names that may mean them."""
     others = [name for name in dir(experiment) if not hasattr(base, name)]
-    hints = [
-        did_you_mean(name, others, 0.6, otherwise="", shown=f"{name} by {{}}".format)
-        for name in methods
-    ]
+    hints = []
+    for name in methods:
+        shown = f"{name} by {{}}".format
+        theirs = next((other for other in others if other in _ELSEWHERE.get(name, ())), "")
+        habit = f" Did you mean {shown(theirs)}?" if theirs else ""
+        hints.append(habit or did_you_mean(name, others, 0.6, otherwise="", shown=shown))
     return "".join(hints)
 
 
