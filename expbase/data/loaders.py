@@ -28,6 +28,7 @@ from expbase.base import rng
 from expbase.base.any_object import module_of, state_setter
 from expbase.base.errors import TypeMistake, ValueMistake
 from expbase.base.json_values import checksum
+from expbase.data.batch_sizes import count_samples
 from expbase.data.order import (
     BatchOrder,
     IndexBatch,
@@ -189,16 +190,11 @@ class LoaderAdapter:
         """Whether an item of the data set is a whole batch: batch_size=None."""
         return _is_paddles(self.loader) and self.loader.batch_sampler is None
 
-    def samples_in(self, batch: Any, indices: Any) -> int | None:
-        """Returns the number of samples in a batch; None: unknown.
-
-        Args:
-            batch: As the loader yields it.
-            indices: Of its samples; None: the first axis of the first tensor with axes is counted.
-        """
+    def samples_in(self, batch: Any, taken: IndexBatch) -> tuple[int | None, str]:
+        """Returns the number of samples in a batch, and what is to be said of it."""
         if self.is_ready_made:
-            return None
-        return _first_axis(batch) if indices is None else len(indices)
+            return None, ""
+        return count_samples(batch, taken.asked)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the loader itself, beside the position; {} if it has none."""
@@ -331,16 +327,6 @@ def _is_paddles(loader: Any) -> bool:
     return isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
 
 
-def _first_axis(batch: Any) -> int | None:
-    """Returns the first axis of the first tensor or array with axes in a batch; else None."""
-    if isinstance(batch, Mapping):
-        batch = [*batch.values()]
-    if isinstance(batch, (list, tuple)):
-        return next((size for part in batch if (size := _first_axis(part)) is not None), None)
-    shape: Any = getattr(batch, "shape", ())
-    return int(shape[0]) if len(shape) else None
-
-
 def is_map_style(loader: Any) -> bool:
     """Returns whether a loader is a DataLoader over a data set with indices."""
     return _is_paddles(loader) and not isinstance(loader.dataset, IterableDataset)
@@ -424,9 +410,9 @@ class MapStyleLoader(LoaderAdapter):
         """
         world = self.shard.world_size
         rank = self.shard.rank
-        for position, indices, end in batches:
-            first = position * world + rank * (end - position)
-            yield IndexBatch(first, indices, end * world)
+        for batch in batches:
+            first = batch.position * world + rank * (batch.end - batch.position)
+            yield IndexBatch(first, batch.indices, batch.end * world)
 
     def _dealt(self, epoch: int, position: int) -> Iterator[IndexBatch]:
         """Yields this rank's batches of each round, from a position on.
@@ -531,6 +517,8 @@ class IterableLoader(LoaderAdapter):
         parts = (loader, getattr(loader, "dataset", None))
         self._is_iterator = any(isinstance(part, Iterator) for part in parts)
         self._was_read = False  # whether a pass had a batch
+        # Samples that went into collate_fn for the batch made last; None: the loader is no paddle's
+        self._asked: int | None = None
         self._state: dict[str, Any] = {}  # of a stateful loader, after the batch returned last
         if self.is_empty():
             self.batches_per_epoch = 0
@@ -589,21 +577,24 @@ class IterableLoader(LoaderAdapter):
         if self._is_list:  # nothing is drawn where nothing is made
             return iter(iterable)
         if self._batches_here:
-            iterable = batched_stream(iterable, cut)
+            iterable = batched_stream(iterable, self._note_asked, cut)
         elif _is_paddles(iterable):
-            iterable = streamed_by_workers(iterable, self.name)
+            iterable = streamed_by_workers(iterable, self.name, self._note_asked)
         return seeded(iterable, seed, number)
+
+    def _note_asked(self, asked: int) -> None:
+        self._asked = asked
 
     def _read(self, ahead: Iterator[Any], position: int) -> Items:
         # The loader's state is taken after a batch and before the next one is read ahead: a run
         # that is resumed from a later state would never see that batch.
-        placed = ((batch, self._place()) for batch in ahead)
-        for (batch, state), last in with_last(placed):
+        placed = ((batch, self._place(), self._asked) for batch in ahead)
+        for (batch, state, asked), last in with_last(placed):
             self._was_read = True
             # After the last batch it is the one behind the end, where the next epoch starts.
             self._state = self._place() if last else state
             position += (self.batch_size or 1) * self.shard.world_size
-            yield batch, IndexBatch(position, end=position), last
+            yield batch, IndexBatch(position, end=position, num_asked=asked), last
         if position == 0:
             raise self.no_batch()
 
@@ -623,7 +614,7 @@ class IterableLoader(LoaderAdapter):
             for number, batch in enumerate(source):
                 self._was_read = True
                 place = number * self.shard.world_size + self.shard.rank
-                yield batch, IndexBatch(place, end=place), False
+                yield batch, IndexBatch(place, end=place, num_asked=self._asked), False
             if batch is _NOTHING and self.shard.world_size == 1:
                 raise self.no_batch()
             # Of several ranks one may have no batch, but not because its loader was read before.

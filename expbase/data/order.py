@@ -4,7 +4,7 @@ It is a function of (seed, epoch), whatever was drawn or read before. Only indic
 here: nothing is loaded, and the ranks do not matter yet.
 
     order = BatchOrder(loader, loader.batch_sampler, seed=0)    # over a data set with indices
-    for position, indices, end in order.batches(epoch=3, position=170): ...
+    for batch in order.batches(epoch=3, position=170): batch.indices
 """
 
 from __future__ import annotations
@@ -43,6 +43,12 @@ class IndexBatch(NamedTuple):
     position: int  # of its first sample
     indices: Any = None  # of its samples in the data set; None: unknown
     end: int = 0  # the position behind it, or behind the batches of all ranks of its round
+    num_asked: int | None = None  # samples that went into collate_fn; None: as many as indices
+
+    @property
+    def asked(self) -> int | None:
+        """How many samples went into collate_fn; None: unknown."""
+        return self.num_asked if self.indices is None else len(self.indices)
 
 
 class BatchOrder:

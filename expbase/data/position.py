@@ -173,6 +173,10 @@ class DataPosition(Part):
                 "promised."
             ) from None
 
+    def samples_in(self, batch: Any) -> int | None:
+        """Returns the number of samples in the batch read last; None: unknown."""
+        return self.adapter.samples_in(batch, self.batches.taken)[0]
+
     def part_of_update(self, count: int, rank: int) -> tuple[int, int]:
         """Returns the number of the last batch within its update.
 

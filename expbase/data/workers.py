@@ -335,14 +335,16 @@ class _StreamOfBatches(IterableDataset):  # type: ignore[misc]  # paddle has no 
         self._size = loader.batch_size  # None: an item of the data set is a batch already
         self._drop_last = loader.drop_last
 
-    def batches(self, cut: int = 0) -> Iterator[Any]:
-        """Yields the batches of the samples behind the first `cut` ones."""
+    def batches(self, cut: int = 0) -> Iterator[tuple[Any, int]]:
+        """Yields the batches of the samples behind the first `cut` ones, and how many these are; 1
+        of a ready-made one.
+        """
         size = self._size
         samples: Iterator[Any] = itertools.islice(self._dataset, cut, None)
         by_size = iter(lambda: list(itertools.islice(samples, size)), [])
         for chunk in samples if size is None else by_size:
             if size is None or len(chunk) == size or not self._drop_last:
-                yield self._collate(chunk)
+                yield self._collate(chunk), 1 if size is None else len(chunk)
 
     def __iter__(self) -> Iterator[Any]:
         if self.failure is not None:
@@ -350,8 +352,8 @@ class _StreamOfBatches(IterableDataset):  # type: ignore[misc]  # paddle has no 
             return
         count = 0
         try:
-            for batch in self.batches():
-                yield to_arrays(batch)
+            for batch, asked in self.batches():
+                yield [to_arrays(batch), asked]
                 count += 1
         except (Exception, SystemExit) as error:
             worker = get_worker_info()
@@ -411,8 +413,16 @@ def _until_failure(keys: Iterator[Any], failed: list[BaseException]) -> Iterator
         failed.append(error)
 
 
-def streamed_by_workers(loader: DataLoader, name: str) -> Iterator[Any]:
-    """Yields the batches of an IterableDataset's DataLoader with workers, which end with it."""
+def streamed_by_workers(
+    loader: DataLoader, name: str, note_asked: Callable[[int], object]
+) -> Iterator[Any]:
+    """Yields the batches of an IterableDataset's DataLoader with workers, which end with it.
+
+    Args:
+        loader: The DataLoader.
+        name: What the user calls it, for messages.
+        note_asked: Called before each batch with the samples that went into collate_fn.
+    """
     hardened = _with_hardened_workers(loader, _StreamOfBatches(loader))
     hardened.batch_sampler = itertools.repeat([None])
     iterator = _started(hardened)
@@ -420,7 +430,8 @@ def streamed_by_workers(loader: DataLoader, name: str) -> Iterator[Any]:
     try:
         for batch in iterator:
             _raise_sent(batch, name)
-            yield to_tensors(batch)
+            note_asked(batch[1])
+            yield to_tensors(batch[0])
     except SystemError as error:
         _explain_dead_worker(error)  # before the others are ended
         raise
@@ -544,15 +555,19 @@ def _start_worker(
             batches.failure = _sent(error, f"by worker_init_fn({worker_id})")
 
 
-def batched_stream(loader: DataLoader, cut: int = 0) -> Iterator[Any]:
+def batched_stream(
+    loader: DataLoader, note_asked: Callable[[int], object], cut: int = 0
+) -> Iterator[Any]:
     """Yields the batches of an IterableDataset's DataLoader without workers, in this thread.
 
     Args:
         loader: The DataLoader.
+        note_asked: Called before each batch with the samples that went into collate_fn.
         cut: Samples that are left out at the start.
     """
     to_tensors = tensors_at(loader.places[0])
-    for batch in _StreamOfBatches(loader).batches(cut):
+    for batch, asked in _StreamOfBatches(loader).batches(cut):
+        note_asked(asked)
         yield to_tensors(batch)
 
 

@@ -84,7 +84,8 @@ class Evaluation:
         self._told: set[str] = set()  # of what a line was said already
         self._reading = Reading()
         self.logged = SampleMeter(self._reading)  # what `log` adds to in another phase
-        self._unsized = ""  # why a batch that was read in this phase weighs 1, if one does
+        # A loader of this phase whose batches may weigh something else, and what they weigh.
+        self._doubt = ("", "")
         self._around: list[Callable[[], contextlib.AbstractContextManager[Any]]] = []
 
     def need_training(self) -> None:
@@ -116,7 +117,7 @@ class Evaluation:
             self.loader = loader
         if before[0] == "train" or phase == "predict":
             self.logged = SampleMeter(self._reading)
-            self._unsized = ""
+            self._doubt = ("", "")
         try:
             with isolation, contextlib.ExitStack() as surrounded:
                 for context in self._around if before[0] == "train" else ():
@@ -263,16 +264,16 @@ class Evaluation:
 
     def log(self, iteration: int, scalars: Mapping[str, Any]) -> None:
         """Notes numbers of this phase, each for the samples that it counts for."""
-        self._say_unsized(iteration)
+        self._say_doubt(iteration)
         self.logged.add(iteration, scalars)
 
-    def _say_unsized(self, iteration: int) -> None:
-        """Says, once, if batches weigh 1, whatever their size, in the means of this phase."""
-        if self._unsized and self._is_first("unsized"):
+    def _say_doubt(self, iteration: int) -> None:
+        """Says, once of each loader, if its batches may weigh something else than their samples."""
+        name, text = self._doubt
+        if name and self._is_first(f"the batches of {name}"):
             self._start.logger.info(
-                f"[{iteration}] log: {self._unsized}, so each batch weighs 1 in the means. If they "
-                "have unequal numbers of samples, call self.average(metrics, weight) after the "
-                "loop."
+                f"[{iteration}] log: the batches of {name} {text} in the means. If that is not "
+                "their number of samples, call self.average(metrics, weight) after the loop."
             )
 
     def batches(self, loader: Any, iteration: int) -> Iterator[Any]:
@@ -306,12 +307,14 @@ class Evaluation:
 
     def _samples_in(self, batch: Any, loop: Batches) -> int:
         adapter = loop.adapter
-        num_samples = adapter.samples_in(batch, loop.taken.indices)
-        if num_samples is not None:
-            return num_samples
-        why = "are ready-made (batch_size=None)" if adapter.is_ready_made else "hold no tensor"
-        self._unsized = f"the batches of {adapter.name} {why}"
-        return 1
+        num_samples, why = adapter.samples_in(batch, loop.taken)
+        if num_samples is None:
+            why = "are ready-made (batch_size=None)" if adapter.is_ready_made else "hold no tensor"
+            self._doubt = adapter.name, f"{why}, so each batch weighs 1"
+            return 1
+        if why:
+            self._doubt = adapter.name, f"{why}, so such a batch weighs {num_samples}"
+        return num_samples
 
     @property
     def evaluated_loader(self) -> Any:

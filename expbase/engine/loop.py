@@ -359,7 +359,7 @@ class Loop(Part):
         batch = data.read(self.iteration)
         part = data.part_of_update(self._update.batches, self._update.batch_rank)
         rng.seed_for(self._training["seed"], rng.TRAIN, self.iteration, *part)
-        self._stopwatch.note_batch(began)
+        self._stopwatch.note_batch(began, data.samples_in(batch))
         return batch
 
     def _read_past(self) -> None:

@@ -75,7 +75,7 @@ class Report:
         self, iteration: int, epoch: int, rates: Mapping[str, float], fire: Callable[..., Any]
     ) -> None:
         """Writes the means of what was logged since the last line, rates and speeds: one event."""
-        speed = self._stopwatch.speed(iteration, self._data.samples_per_round)
+        speed = self._stopwatch.speed(iteration, self._start.world_size)
         with self._stopwatch.exclude():
             if (seconds := self._left(iteration)[1]) is not None:
                 speed["seconds_left"] = seconds

@@ -3,7 +3,7 @@
 The time of validation, saving and logging is not counted for the speed. The clock is passed in.
 
     with watch.exclude(): ...
-    watch.speed(iteration, samples_per_batch=64)["steps_per_second"]
+    watch.speed(iteration, ranks=2)["steps_per_second"]
     watch.seconds_left(iteration, iterations_left=800)
 """
 
@@ -26,6 +26,7 @@ class Stopwatch:
         self.data_seconds = 0.0  # spent waiting for batches
         self.forward_seconds = 0.0  # from a batch to its first backward; on a device, to queue it
         self.batches = 0  # read so far
+        self._samples = 0  # read so far, as far as their number is known
         self.slowest: dict[str, float] = {}  # the rank that the others wait for, and its seconds
         self._read_at: float | None = None  # when the batch was read whose backward is to come
         self._asked = 0.0, 0.0
@@ -36,14 +37,16 @@ class Stopwatch:
 
     def _begin_window(self, iteration: int) -> None:
         now = self.clock()
-        self._window = (iteration, self.batches, now, self.data_seconds, self._excluded_seconds)
+        self._window = (iteration, self._samples, now, self.data_seconds, self._excluded_seconds)
 
-    def note_batch(self, began: float) -> None:
+    def note_batch(self, began: float, samples: int | None = None) -> None:
         """Notes that a batch has been read.
 
         Args:
             began: When reading began, by the clock.
+            samples: How many are in it; None: unknown.
         """
+        self._samples += samples or 0
         self._read_at = self.clock()
         self.data_seconds += self._read_at - began
         self.batches += 1
@@ -97,23 +100,23 @@ class Stopwatch:
             self._is_excluding = False
             self._excluded_seconds += self.clock() - began
 
-    def speed(self, iteration: int, samples_per_batch: int | None) -> dict[str, float]:
+    def speed(self, iteration: int, ranks: int = 1) -> dict[str, float]:
         """Returns the speed of training since the last call, by the names of the metrics.
 
         A device that is not the CPU may compute while `data_wait` counts.
 
         Args:
             iteration: The one that has ended.
-            samples_per_batch: Samples of one batch on each rank, added up; None: unknown.
+            ranks: How many read as many samples as this one.
         """
-        began, batches, mark, data, excluded = self._window
+        began, samples, mark, data, excluded = self._window
         seconds = max(self.clock() - mark - (self._excluded_seconds - excluded), 1e-9)
         metrics = {
             "steps_per_second": (iteration - began) / seconds,
             "data_wait": min((self.data_seconds - data) / seconds, 1.0),  # a part of it, 0 to 1
         }
-        if samples_per_batch:
-            metrics["samples_per_second"] = (self.batches - batches) / seconds * samples_per_batch
+        if self._samples > samples:
+            metrics["samples_per_second"] = (self._samples - samples) / seconds * ranks
         self._begin_window(iteration)
         return metrics | self.slowest
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import paddle
 import pytest
-from paddle.io import DataLoader, IterableDataset, TensorDataset
+from paddle.io import DataLoader, Dataset, IterableDataset, TensorDataset
 from tiny import Tiny, curve, make, metrics, run_ranks, trained
 
 from expbase.extras.all_events import AllEvents
@@ -337,6 +337,78 @@ def test_batches_of_a_size_that_nobody_can_tell_weigh_1_and_a_line_says_so_once(
     what = f"the batches of the loader given to evaluate {why}"
     text = f"[0] log: {what}, so each batch weighs 1 in the means. If"
     assert log.count(text) == log.count("weighs 1") == 1
+
+
+def only_even(samples: list[Any]) -> Any:
+    return np.stack([sample for (sample,) in samples if sample % 2 == 0])
+
+
+class Numbers(Dataset):
+    def __getitem__(self, index: int) -> Any:
+        return (np.float32(index),)
+
+    def __len__(self) -> int:
+        return 5
+
+
+class StreamOfNumbers(IterableDataset):
+    def __iter__(self) -> Iterator[Any]:
+        return ((np.float32(index),) for index in range(5))
+
+
+def frames_first(samples: list[Any]) -> Any:
+    frames = np.zeros([7, len(samples)], "float32")
+    return {"frames": frames, "number": np.stack([sample for (sample,) in samples])}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("data", "collate", "mean", "text"),
+    [
+        # Batches of 0 1 2 and 3 4, of which 0 2 and 4 are left: batch 0 has two, batch 1 has one.
+        (Numbers(), only_even, (0 * 2 + 1 * 1) / 3,
+         "have 2 first in their tensors, and 3 samples have gone into collate_fn, so such a batch "
+         "weighs 2 in the means. If that is not their number of samples, call self.average("),
+        (StreamOfNumbers(), only_even, (0 * 2 + 1 * 1) / 3, "have 2 first in their tensors, and 3"),
+        # Three samples and two, though the first tensor has 7 frames first.
+        (StreamOfNumbers(), frames_first, (0 * 3 + 1 * 2) / 5, ""),
+    ],
+)  # fmt: skip
+def test_a_batch_weighs_what_collate_fn_has_made_of_its_samples(
+    tmp_path: Path, data: Any, collate: Any, mean: float, text: str, workers: int
+) -> None:
+    loader = DataLoader(data, batch_size=3, collate_fn=collate, num_workers=workers)
+    exp = made(tmp_path, log_number)
+    with exp.internals.closing():
+        assert exp.evaluate(loader) == exp.evaluate(loader) == {"number": mean}
+    log = (tmp_path / "worker_0.log").read_text()
+    begin = "[0] log: the batches of the loader given to evaluate "
+    assert log.count(begin) == bool(text)
+    assert begin + text in log if text else True
+
+
+def test_batches_of_ones_own_of_which_nobody_knows_the_size_are_told(tmp_path: Path) -> None:
+    batches = [{"frames": paddle.zeros([7, 3]), "number": paddle.zeros([3])}] * 2
+    assert results(tmp_path, log_number, batches) == {"number": 1 / 2}
+    text = "have 7, 3 first in their tensors, so such a batch weighs 7 in the means."
+    assert text in (tmp_path / "worker_0.log").read_text()
+
+
+def test_samples_per_second_counts_what_was_read(tmp_path: Path) -> None:
+    class Even(Tiny):
+        def setup_dataloader(self) -> None:
+            self.train_loader = DataLoader(Numbers(), batch_size=3, collate_fn=only_even)
+
+        def train_batch(self) -> None:
+            numbers = self.read_batch()
+            self.backward(self.model(numbers.reshape([-1, 1]) * paddle.ones([1, 4])).sum())
+            self.step_optimizers()
+            self.log(loss=0.0)
+
+    trained(Even, tmp_path, max_iteration=4, log_interval=2, valid_interval=0, save_interval=0)
+    for line in metrics(tmp_path):  # an epoch: two updates, three of its five samples
+        per_update = line["speed/samples_per_second"] / line["speed/steps_per_second"]
+        assert per_update == pytest.approx(3 / 2)
 
 
 def test_who_logs_nothing_is_told_nothing_of_weights(tmp_path: Path) -> None:

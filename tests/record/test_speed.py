@@ -33,17 +33,18 @@ def test_speeds_count_steps_samples_and_waiting_without_what_is_excluded(
 ) -> None:
     watch.start(10)
     clock.now += 1.0
-    watch.note_batch(clock.now - 1.0)
+    watch.note_batch(clock.now - 1.0, 200)
+    watch.note_batch(clock.now, 56)
+    watch.note_batch(clock.now)  # of a size that nobody knows
     clock.now += 3.0
-    watch.batches += 7
     with contextlib.suppress(RuntimeError), watch.exclude():
         clock.now += 50.0
         raise RuntimeError
-    assert watch.speed(14, samples_per_batch=32) == {
+    assert watch.speed(14) == {  # 256 samples in 4 s
         "steps_per_second": 1.0, "data_wait": 0.25, "samples_per_second": 64.0,
     }  # fmt: skip
     clock.now += 2.0
-    assert watch.speed(18, None) == {"steps_per_second": 2.0, "data_wait": 0.0}
+    assert watch.speed(18) == {"steps_per_second": 2.0, "data_wait": 0.0}
 
 
 def test_the_time_left_is_at_the_pace_of_this_start_with_all_that_it_did(
@@ -67,7 +68,7 @@ def test_what_is_excluded_within_another_block_is_excluded_once(
         with watch.exclude():
             clock.now += 1.0
     assert watch.seconds() == 8.0
-    assert watch.speed(12, None)["steps_per_second"] == 2.0
+    assert watch.speed(12)["steps_per_second"] == 2.0
 
 
 def test_a_rank_is_busy_with_its_data_and_until_its_first_backward(
@@ -93,8 +94,8 @@ def test_the_slowest_rank_is_named_with_its_seconds(clock: Clock, watch: Stopwat
     watch.note_ranks([[3.0, 1.0]])  # one process
     watch.note_ranks([[0.0, 0.0], [0.0, 0.0]])  # nothing was done yet
     clock.now += 1.0
-    assert watch.speed(1, None).keys() == {"steps_per_second", "data_wait"}
+    assert watch.speed(1).keys() == {"steps_per_second", "data_wait"}
     watch.note_ranks([[2.0, 1.9], [3.0, 0.5], [1.0, 0.5]])
-    speed = watch.speed(2, None)
+    speed = watch.speed(2)
     names = "slowest_rank", "slowest_rank_seconds", "slowest_rank_data_seconds"
     assert [speed[name] for name in names] == [1, 3.0, 0.5]
