@@ -159,7 +159,7 @@ class Evaluation:
         drawn_before = num_drawn()
         results = valid()
         here = numbers_of_valid(results), self.logged.take(), self._loops_begun
-        self.wait("the end of valid()")
+        collectives.barrier("the end of valid()")
         read = what_was_read(self._running, with_indices=True)
         of_all = collectives.all_gather_object((*here, read))
         returned, taken, begun, read_on_ranks = zip(*of_all, strict=True)
@@ -196,7 +196,7 @@ class Evaluation:
     def logged_since(self) -> dict[str, float]:
         """Returns the means over all ranks of what was logged after valid(), on every rank."""
         here = self.logged.take()
-        self.wait("the end of on_evaluate_end")
+        collectives.barrier("the end of on_evaluate_end")
         return self._means_on_ranks(collectives.all_gather_object(here))[0]
 
     def _check_read(self, of_ranks: list[list[Read]], iteration: int) -> None:
@@ -359,7 +359,7 @@ class Evaluation:
         """Returns the values of all ranks that have a part of the data of this phase."""
         if self._has_all and self.phase != "train":
             return [value]
-        self.wait(name)
+        collectives.barrier(name)
         of_ranks = collectives.all_gather_object((value, what_was_read(self._running)))
         check_read(self._running, [read for _, read in of_ranks])
         return [value for value, _ in of_ranks]
@@ -374,12 +374,6 @@ class Evaluation:
                 "expected the number of samples."
             )
         return means
-
-    def wait(self, name: str) -> None:
-        """Waits for all ranks before a collective, which waits less long than a phase takes."""
-        collectives.need_all_ranks(name)
-        if self.phase != "train":
-            collectives.barrier(name)
 
 
 def numbers_of_valid(results: Any) -> dict[str, float]:

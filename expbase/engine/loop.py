@@ -489,7 +489,7 @@ class Loop(Part):
         needed = self.is_last or bool(self.stopped_by)  # there will be no later one
         checkpointer = self._checkpointer
         with self._capturing() as sizes:
-            collectives.on_rank_zero(checkpointer.settle, "saving")  # the one before
+            collectives.on_rank_zero(checkpointer.settle, "self.save()")  # the one before
             checkpointer.capture(self.iteration, sizes)
             checkpointer.write(needed=needed)
         self._note_saved()

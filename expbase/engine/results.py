@@ -18,6 +18,7 @@ from expbase.engine.report import Report
 from expbase.engine.start import Start
 from expbase.engine.stop import StopRequests, ValidationExit
 from expbase.engine.subscribers import Subscribers
+from expbase.ranks import collectives
 from expbase.record.meter import means_over
 
 
@@ -110,6 +111,7 @@ class Results:
                 "`def valid(self):` with `for batch in self.valid_batches(): self.log(…)`."
             )
         name = self._name_of(loader, name)
+        collectives.barrier("self.evaluate()")
         with evaluation.begin("valid", iteration, loader):
             results = evaluation.validate(
                 experiment.valid, lambda: int(experiment.visualizer.num_scalars), iteration

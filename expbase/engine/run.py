@@ -28,7 +28,7 @@ from paddle.base import unique_name
 from expbase.base import rng
 from expbase.base.checkpoint_part import Part
 from expbase.base.errors import RuntimeMistake
-from expbase.base.exit_codes import exit_code_of, refuse_early_success
+from expbase.base.exit_codes import STOPPED, ExitCode, exit_code_of, refuse_early_success
 from expbase.base.json_lines import JsonLines
 from expbase.base.processes import hears_signals
 from expbase.base.terminal import lasting
@@ -276,13 +276,13 @@ class Run:
             """Ends this rank, since another one ended; called in a thread."""
             self._save_before_exit()
             self._note_end(text, code)
-            how = "failed" if code == 1 else "was stopped"
-            level = logging.ERROR if code == 1 else logging.WARNING
+            how = "was stopped" if code in STOPPED else "failed"
+            level = logging.WARNING if code in STOPPED else logging.ERROR
             text = f"[{self.loop.iteration}] ended, because another rank {how}: {text}"
-            text += "; the same command continues"
+            text += "" if code == ExitCode.MISTAKE else "; the same command continues"
             self.report.now(text, level)
 
-        self.rank_watch = Watch(end, self.report.now)
+        self.rank_watch = Watch(end, self.report.now, lambda: self.loop.iteration)
         self._on_close.callback(self.rank_watch.stop)
         self._guards.append(self.rank_watch.heard_before_abort())
 

@@ -201,6 +201,7 @@ class StopRequests:
         steps = max(done, 1)
         is_due = 0 < self._save_seconds <= now - self._saved_at
         busy = self._stopwatch.busy(steps)
+        collectives.barrier("the end of an iteration")  # one may wait elsewhere
         rows = collectives.all_gather_numbers(self.reason, (now - began) / steps, is_due, *busy)
         self._stopwatch.note_ranks([row[3:] for row in rows])
         # The slowest rank's time: every rank must plan the same next question.

@@ -137,6 +137,7 @@ class Update:
             layer = unwrap(layer)
         found = StatefulObjects(layers={f"data_parallel({type(layer).__name__})": layer})
         # Else paddle/distributed/parallel.py, sync_params_buffers, would hang, or end the process.
+        collectives.barrier("self.data_parallel()")
         compare_gathered.check_alike(found.shapes())
         wrapper = paddle.DataParallel(layer, **options)
         self.wrappers.note(wrapper)

@@ -28,6 +28,7 @@ from paddle.distributed.fleet.base import topology
 from expbase.base.arrays import numbers
 from expbase.base.device import is_custom, kind_of
 from expbase.base.errors import Mistake, RuntimeMistake, ValueMistake
+from expbase.base.exit_codes import ExitCode
 from expbase.base.processes import ended_at_once_by_signals
 from expbase.config import ConfigError
 from expbase.ranks import store
@@ -37,10 +38,22 @@ T = TypeVar("T")
 
 _next_barrier = [0, 0]  # the series and the number of the next barrier, which make its key
 _meanwhile: list[Callable[[], object]] = [lambda: None]  # a waiting rank calls the last one
+_long_waits: list[Callable[[str, list[int]], object]] = []  # called in a long wait, again and again
 _POLL_SECONDS = 0.0005, 0.02  # between two questions of a waiting rank, at first and at most
+_LONG_WAIT_SECONDS = 4.0  # until the others are told of a wait; then each second
 _ARRIVED = 1 << 40  # each rank adds it, and the number of its place, to the counter of a barrier
 
+CALL_ON_ALL = (
+    "What needs all ranks must be called on each of them, and as often: look for `if self.rank == "
+    "0` or a return before it."
+)
 _only_here = ContextVar("_only_here", default="")  # the function of rank_zero_only that runs
+
+
+class CallError(RuntimeMistake):
+    """Raised where some ranks make a call that needs all; another start would make it again."""
+
+    exit_code = ExitCode.MISTAKE
 
 
 class RankZeroError(Mistake, RuntimeError):
@@ -102,7 +115,7 @@ def need_all_ranks(place: str) -> None:
         place: The name of the method that needs all ranks.
     """
     if (name := _only_here.get()) and world_size() > 1:
-        raise RuntimeMistake(
+        raise CallError(
             f"{name}: {place} needs all ranks, and @rank_zero_only makes rank 0 alone come here. "
             "Take the decorator away, or call it outside of the function."
         )
@@ -208,23 +221,41 @@ def barrier(place: str) -> None:
     need_all_ranks(place)
     if not dist.is_initialized():
         return
-    key = "expbase/barrier/{}/{}".format(*_next_barrier)  # all ranks make the same barriers
+    number_of_it = [*_next_barrier]
+    key = "expbase/barrier/{}/{}".format(*number_of_it)  # all ranks make the same barriers
     _next_barrier[1] += 1
     number = zlib.crc32(place.encode()) & 0xFFFF
     arrived = store.add(key, _ARRIVED + number)
     pause, longest = _POLL_SECONDS
+    tell_at = time.monotonic() + _LONG_WAIT_SECONDS
     while arrived < _ARRIVED * world_size():
         _meanwhile[-1]()
+        if time.monotonic() > tell_at:
+            tell_at += 1
+            for tell in _long_waits:
+                tell(place, number_of_it)
         time.sleep(pause)
         pause = min(1.002 * pause, longest)  # so nobody waits more than 0.2 % longer than it must
         arrived = store.add(key, 0)
     if arrived % _ARRIVED != number * world_size():
         where = [f"rank {rank} at {at}" for rank, at in enumerate(all_gather_object(place))]
-        raise RuntimeMistake(
-            f"the ranks wait for each other at different places: {', '.join(where)}. What needs "
-            "all ranks must be called on each of them, and as often: look for `if self.rank == 0` "
-            "or a return before it."
+        raise CallError(
+            f"the ranks wait for each other at different places: {', '.join(where)}. {CALL_ON_ALL}"
         )
+
+
+def note_long_waits(tell: Callable[[str, list[int]], object]) -> Callable[[], object]:
+    """Has a function called each second while this rank waits long; returns what ends that.
+
+    It gets the place where this rank waits, and the number of the barrier.
+    """
+    _long_waits.append(tell)
+    return functools.partial(_long_waits.remove, tell)
+
+
+def has_come_to(barrier: list[int]) -> bool:
+    """Returns whether this rank waits at a barrier, or has been there; from any thread."""
+    return _next_barrier > barrier
 
 
 @contextlib.contextmanager

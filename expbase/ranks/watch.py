@@ -2,9 +2,10 @@
 
 Every rank is connected to rank 0. The system closes the connections of a process that ends, however
 it ends and on whatever machine, so a death is known at once. Keep-alive finds a machine that is
-gone. A rank that is stopped, or busy for ever, stays connected; ranks/hang.py finds it.
+gone. A rank that is stopped, or busy for ever, stays connected; ranks/hang.py finds it. A rank that
+waits long says where; one that has passed that place ends the run, which nothing else could.
 
-    watch = Watch(on_failure, say)    # all ranks have come
+    watch = Watch(on_failure, say, iteration)    # all ranks have come
     watch.tell(error)                 # this rank ends by an error: the others end, too
     watch.stop()                      # this rank leaves in good order
 """
@@ -28,9 +29,10 @@ from multiprocessing.connection import wait
 import paddle.distributed as dist
 
 from expbase.base.errors import TimeoutMistake
-from expbase.base.exit_codes import STOPPED, exit_code_of
+from expbase.base.exit_codes import STOPPED, ExitCode, exit_code_of
+from expbase.base.files import DAMAGES
 from expbase.base.processes import die_with_parent, ending, machine
-from expbase.ranks import store
+from expbase.ranks import collectives, store
 from expbase.ranks.collectives import RankZeroError, rank, world_size
 
 LIMIT = "EXPBASE_CONNECT_SECONDS"  # the variable with the seconds for which ranks are waited for
@@ -58,21 +60,26 @@ class Watch:
 
     Two lines of JSON go over a connection: `[rank, id of the process, machine]` when it is made,
     and `[failure, code]` when it is left, the failure being "" if all is well. They are read when
-    it is closed.
+    it is closed. Between them come objects: where a rank has waited for seconds.
 
     Args:
         on_failure: Called in the thread, with a text and the exit code.
         say: Called with a line of text while ranks are missing.
+        iteration: Returns that of this rank, in a thread.
 
     Raises:
         TimeoutError: A rank has not come in time.
     """
 
     def __init__(
-        self, on_failure: Callable[[str, int], object], say: Callable[[str], object]
+        self,
+        on_failure: Callable[[str, int], object],
+        say: Callable[[str], object],
+        iteration: Callable[[], int],
     ) -> None:
         self._on_failure = on_failure
         self._say = say
+        self._iteration = iteration
         self._limit = float(os.environ.get(LIMIT) or _LIMIT_SECONDS)
         self._key = f"expbase/watch/{next(_counter)}"  # in the common store
         self._error = ""  # by which this rank has failed
@@ -89,6 +96,7 @@ class Watch:
         self._thread = threading.Thread(target=self._watch, name="expbase-watch", daemon=True)
         self._thread.start()
         atexit.register(self.stop)
+        self._end_notes = collectives.note_long_waits(self._tell_wait)
         store.add(f"{self._key}/{rank()}", 1)
         try:
             self._wait_for(self._missing)
@@ -170,7 +178,7 @@ class Watch:
         except OSError as error:
             received = b""
             is_silent = not isinstance(error, ConnectionError)
-        self._received[connection] += received
+        self._received[connection] = self._without_waits(self._received[connection] + received)
         if received and len(self._received[connection]) <= _LONGEST:
             return
         failure, code = _how_it_left(self._received.pop(connection), is_silent)
@@ -178,9 +186,39 @@ class Watch:
         if failure and not (self._error and failure.endswith(self._error)):  # it says so itself
             self._end(failure, code)
 
+    def _tell_wait(self, place: str, barrier: list[int]) -> None:
+        """Tells the others where this rank has waited for seconds; called again and again."""
+        wait = {"place": place, "barrier": barrier, "iteration": self._iteration()}
+        for connection in [*self._received]:
+            _send(connection, {**wait, "rank": rank()})
+
+    def _without_waits(self, received: bytes) -> bytes:
+        """Returns what came over a connection without the waits; ends if this rank is past one."""
+        *lines, torn = received.split(b"\n")
+        for line in lines:
+            if line.startswith(b"{"):
+                with contextlib.suppress(*DAMAGES):  # a stranger
+                    self._check_wait(**json.loads(line))
+        return b"\n".join([*(line for line in lines if not line.startswith(b"{")), torn])
+
+    def _check_wait(self, *, place: str, barrier: list[int], iteration: int, rank: int) -> None:
+        """Ends the run if another rank waits in an iteration that this one has left.
+
+        All ranks make the same barriers: so this one, which waits perhaps in a collective for the
+        other one, will never come. Gloo would wait for 30 s, and other libraries longer.
+        """
+        here = self._iteration()
+        if iteration < here and not collectives.has_come_to(barrier):
+            self._end(
+                f"the ranks wait for each other at different places: rank {rank} at {place} in "
+                f"iteration {iteration}, rank {collectives.rank()} in iteration {here}, without "
+                f"that call. {collectives.CALL_ON_ALL}",
+                ExitCode.MISTAKE,
+            )
+
     def _end(self, failure: str, code: int) -> None:
         """Passes a failure on, and ends this process."""
-        code = code if code in STOPPED else 1
+        code = code if code in (*STOPPED, ExitCode.MISTAKE) else 1
         self._leave(failure, code)
         try:
             self._on_failure(failure, code)
@@ -231,6 +269,7 @@ class Watch:
         if self._stopped:
             return
         self._stopped = True
+        self._end_notes()
         atexit.unregister(self.stop)
         with contextlib.suppress(OSError):
             self._door.shutdown(socket.SHUT_RD)  # wakes the thread
@@ -243,7 +282,7 @@ class Watch:
             connection.close()
 
 
-def _send(connection: socket.socket, words: list[object]) -> None:
+def _send(connection: socket.socket, words: object) -> None:
     with contextlib.suppress(OSError):  # it is gone, which the thread will find
         connection.sendall(json.dumps(words).encode() + b"\n")
 
@@ -251,7 +290,8 @@ def _send(connection: socket.socket, words: list[object]) -> None:
 def _how_it_left(received: bytes, is_silent: bool) -> tuple[str, int]:
     """Returns the failure of the rank at the other end, "" if there is none, and its exit code."""
     try:
-        (number, pid, where), *last = map(json.loads, received.splitlines())
+        lines = [line for line in received.splitlines() if not line.startswith(b"{")]
+        (number, pid, where), *last = map(json.loads, lines)
         if last:
             failure, code = last[0]
             return str(failure), int(code)

@@ -68,7 +68,8 @@ _NO_CAUSES = {
 }
 _CAUSES_OF_CHANCE = (
     "Known causes: the time; numbers of the system, by os.urandom or a generator without a seed; "
-    "the order of a set (PYTHONHASHSEED=0 fixes it); threads; a kernel that is not repeatable."
+    "the order of a set (PYTHONHASHSEED=0 fixes it); threads; a kernel that is not repeatable, "
+    "such as Adam's of an Embedding(sparse=True) on the CPU (lazy_mode=True repeats)."
 )
 
 

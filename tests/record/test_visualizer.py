@@ -55,6 +55,23 @@ def test_a_point_is_any_number_at_any_step(tmp_path: Path) -> None:
         np.testing.assert_array_equal([*found.values()], value)
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("kind", ["pr_curve", "roc_curve"])
+def test_curves_of_visualdls_own_writer_need_the_way_round_of_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    visualizer = Visualizer(tmp_path)
+    labels, scores = np.array([0, 1, 1]), np.array([0.2, 0.9, 0.4])
+    add = getattr(visualizer.writer, f"add_{kind}")
+    with pytest.raises(AttributeError, match="module 'numpy' has no attribute 'float'"):
+        add("curve", labels, scores, 1)  # else the page needs no way round any more
+    monkeypatch.setattr(np, "float", float, raising=False)
+    add("curve", labels, scores, 1)
+    visualizer.close()
+    [record] = LogReader(file_path=str(tmp_path / FILE_NAME)).get_data(kind, "curve")
+    assert record.id == 1
+
+
 def test_a_second_one_goes_on_in_the_same_file_and_says_nothing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
