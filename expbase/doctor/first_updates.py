@@ -18,6 +18,7 @@ from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
 
 from expbase.base.gradients import gradient
 from expbase.doctor.first_gradients import FirstGradients, Trace
+from expbase.doctor.loaders_by_hand import LoadersByHand
 from expbase.engine.internals import Internals
 from expbase.engine.loop import LOOP
 from expbase.events import CALLED_BY, heard_by, own_classes
@@ -70,6 +71,7 @@ class FirstUpdates:
         self._warn = warn
         self._trained: TrainedParameters | None = None  # once training has begun
         self._gradients = FirstGradients(lambda: internals.divisor)
+        self._by_hand = LoadersByHand(experiment)
         self._began = 0  # the iteration at which training began
         self._loop_began = -1  # the one at which going_on was called first
         self._epochs_at_begin = self._epochs_before = 0  # epochs that were used up
@@ -92,6 +94,7 @@ class FirstUpdates:
         optimizers = self._internals.state.optimizers()
         self._trained = TrainedParameters(optimizers)
         self._gradients.watch(optimizers)
+        self._by_hand = LoadersByHand(self._experiment)
         self._began = self._experiment.iteration
         self._epochs_at_begin = self._epochs_before = self._internals.epochs_ended
 
@@ -130,6 +133,7 @@ class FirstUpdates:
         is_late = updates == LOOK_AFTER or (is_whole_run and updates < LOOK_AFTER)
         self._has_looked |= is_late
         self._say(self._gradients.look())
+        self._say(self._by_hand.look(has_validated=self._internals.has_validated))
         if is_late or updates == 1:
             self._say(self._trained_by_nobody())
         self._say_in(updates, self._seen_in_updates(trained, updates, is_late=is_late))

@@ -18,7 +18,7 @@ import paddle
 import pytest
 from paddle.amp import grad_scaler
 from pages import code_of
-from tiny import curve, same_bits
+from tiny import curve, run_script, same_bits
 
 from expbase import ExperimentBase, main
 from expbase.checkpoint.model_files import read_weights
@@ -225,6 +225,39 @@ def test_the_second_loader_continues_exactly(tmp_path: Path) -> None:
     same_bits(*(find_at(tmp_path / name) for name in ("straight", "again")))
 
 
+WITH_WORKERS = """
+import sys
+from paddle.io import DataLoader
+from expbase import main
+sys.path.insert(0, {folder!r})
+from two_loaders import SemiSupervised
+
+class WithWorkers(SemiSupervised):
+    def setup_dataloader(self):
+        super().setup_dataloader()
+        data = self.train_loader.dataset
+        self.train_loader = DataLoader(data, batch_size=64, shuffle=True, num_workers=1)
+
+if __name__ == "__main__":
+    main(WithWorkers)
+"""
+
+
+@pytest.mark.long
+def test_the_second_loader_has_the_same_bits_on_any_number_of_ranks_and_with_workers(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "with_workers.py"
+    script.write_text(WITH_WORKERS.format(folder=str(DOCS / "recipes")))
+    words = ["training.shares=2", "training.valid_interval=0", "training.save_interval=4"]
+    words += ["--device", "cpu"]
+    run("two_loaders", tmp_path / "one", *words[:-2], "training.max_iteration=10")
+    for stop in (4, 10):  # 8 batches of 16, and over the end of passes of 6
+        more = ["--output", "two", "--nprocs", "2", f"training.max_iteration={stop}"]
+        assert run_script(script, *words, *more).returncode == 0
+    same_bits(*(find_at(tmp_path / name) for name in ("one", "two")))
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "words", "dies_in", "moments"),
@@ -302,8 +335,7 @@ def test_the_mean_is_that_of_the_last_checkpoints(tmp_path: Path) -> None:
     found = np.frombuffer(mean["0.weight"].data.tobytes(), "float32")
     np.testing.assert_allclose(found, np.mean(floats, axis=0), rtol=1e-5, atol=1e-8)
     assert (floats[-1] != floats[0]).any()
-    line = r"evaluated step-00000120 on self\.valid_loader .*: \[120\] loss="
-    assert re.search(line, told(tmp_path))
+    assert "evaluated step-00000120 on self.valid_loader (no loader was given" in told(tmp_path)
 
 
 @pytest.mark.long

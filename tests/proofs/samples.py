@@ -157,7 +157,7 @@ def read(iterators: list[DataPosition], seen: Counter[int]) -> None:
     before, positions = iterators[0].state_dict()["position"], set()
     for iterator in iterators:
         batch = iterator.read()
-        position, indices, _ = iterator.batches.taken
+        position, indices, *_ = iterator.batches.taken
         assert indices is None or batch.reshape([-1]).tolist() == indices
         sampler = iterator.adapter.loader.batch_sampler
         assert not getattr(sampler, "drop_last", False) or len(batch) == sampler.batch_size
@@ -237,7 +237,7 @@ class Counting(ExperimentBase):
 
     def train_batch(self) -> None:
         for batch in self.micro_batches():
-            position, indices, _ = self._ExperimentBase__run.data.batches.taken
+            position, indices, *_ = self._ExperimentBase__run.data.batches.taken
             with (self.output_dir / f"seen_{self.rank}").open("a") as file:
                 file.write(json.dumps([self.epoch, position, indices]) + "\n")
             loss = self.model(batch).mean()
