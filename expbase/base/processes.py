@@ -18,9 +18,10 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 _LOOK_SECONDS = 0.2  # how often a child looks whether its parent is there
 # Gloo's limit is kTimeoutDefault of gloo/context.cc, and paddle does not change it.
@@ -148,6 +149,21 @@ def survive_signals() -> None:
     os.setpgrp()
     signal.signal(signal.SIGTERM, lambda signum, frame: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+def end_fork(error: BaseException) -> NoReturn:
+    """Ends this process, a fork of user code, by what was raised in it; nothing is tidied up.
+
+    What its parent has is not its own: locks whose threads it lacks, files, workers, connections.
+    """
+    code: Any = error.code if isinstance(error, SystemExit) else 1
+    if isinstance(code, str) or not isinstance(error, SystemExit):
+        traceback.print_exception(error) if code == 1 else print(code, file=sys.stderr)
+        code = 1
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(int(code or 0) & 0xFF)
 
 
 def machine() -> str:

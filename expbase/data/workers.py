@@ -43,6 +43,7 @@ from expbase.data.order import IndexBatch
 from expbase.data.shared_memory import leave_note, remove_left_files
 from expbase.data.tensors import reader_tensors_at, tensors_at, to_arrays
 
+_of_the_run: list[Any] = []  # iterators that a fork has left, whose workers are not its own
 _DEAD = "A worker of a DataLoader has died"
 # What paddle says, whatever has happened: paddle/phi/core/operators/reader/blocking_queue.h.
 _KILLED = "Blocking queue is killed"
@@ -424,6 +425,9 @@ def _dismiss(iterator: Any) -> None:
 
 def _end_workers(iterator: Any) -> None:
     """Ends the workers of paddle's iterator, and removes the batches that nobody has taken."""
+    if iterator._workers[0]._parent_pid != os.getpid():
+        _of_the_run.append(iterator)  # which would end them when it is collected
+        return
     _dismiss(iterator)
     for worker in iterator._workers:
         worker.join(1)
