@@ -1,5 +1,5 @@
 """Child processes on Linux: none outlives its parent, however that ends.
-A leaf over the standard library.
+A leaf over the standard library and terminal.py.
 
     with forking(): start_children()
     die_with_parent()                     # in the child: the kernel kills it
@@ -22,6 +22,8 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
+
+from expbase.base.terminal import say
 
 _LOOK_SECONDS = 0.2  # how often a child looks whether its parent is there
 # Gloo's limit is kTimeoutDefault of gloo/context.cc, and paddle does not change it.
@@ -156,14 +158,14 @@ def end_fork(error: BaseException) -> NoReturn:
 
     What its parent has is not its own: locks whose threads it lacks, files, workers, connections.
     """
-    code: Any = error.code if isinstance(error, SystemExit) else 1
-    if isinstance(code, str) or not isinstance(error, SystemExit):
-        traceback.print_exception(error) if code == 1 else print(code, file=sys.stderr)
+    code: Any = error.code if isinstance(error, SystemExit) else ""
+    if not isinstance(code, int | None):
+        say(str(code) or "".join(traceback.format_exception(error)).rstrip())
         code = 1
     for stream in filter(None, (sys.stdout, sys.stderr)):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    os._exit(int(code or 0) & 0xFF)
+    os._exit((code or 0) & 0xFF)
 
 
 def machine() -> str:
