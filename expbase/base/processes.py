@@ -1,5 +1,5 @@
 """Child processes on Linux: none outlives its parent, however that ends.
-A leaf over the standard library.
+A leaf over the standard library and terminal.py.
 
     with forking(): start_children()
     die_with_parent()                     # in the child: the kernel kills it
@@ -19,9 +19,12 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from expbase.base.terminal import say
 
 # Schedulers send them as a warning, and the user's code may have a use of its own for them.
 _OFTEN_THE_USERS = ("SIGUSR2", "SIGXCPU")
@@ -174,6 +177,21 @@ def survive_signals() -> None:
     os.setpgrp()
     signal.signal(signal.SIGTERM, lambda signum, frame: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+def end_fork(error: BaseException) -> NoReturn:
+    """Ends this process, a fork of user code, by what was raised in it; nothing is tidied up.
+
+    What its parent has is not its own: locks whose threads it lacks, files, workers, connections.
+    """
+    code: Any = error.code if isinstance(error, SystemExit) else ""
+    if not isinstance(code, int | None):
+        say(str(code) or "".join(traceback.format_exception(error)).rstrip())
+        code = 1
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit((code or 0) & 0xFF)
 
 
 def machine() -> str:

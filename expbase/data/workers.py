@@ -45,6 +45,7 @@ from expbase.data.tensors import reader_tensors_at, tensors_at, to_arrays
 from expbase.state.compare import Looked
 
 _LOADER = "train_loader."  # what the paths of a loader's parts begin with in an experiment
+_of_the_run: list[Any] = []  # iterators that a fork has left, whose workers are not its own
 _DEAD = "A worker of a DataLoader has died"
 # What paddle says, whatever has happened: paddle/phi/core/operators/reader/blocking_queue.h.
 _KILLED = "Blocking queue is killed"
@@ -465,6 +466,9 @@ def _dismiss(iterator: Any) -> None:
 
 def _end_workers(iterator: Any) -> None:
     """Ends the workers of paddle's iterator, and removes the batches that nobody has taken."""
+    if iterator._workers[0]._parent_pid != os.getpid():
+        _of_the_run.append(iterator)  # which would end them when it is collected
+        return
     _dismiss(iterator)
     for worker in iterator._workers:
         worker.join(1)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import shlex
 import sys
 import textwrap
@@ -53,6 +54,7 @@ class Report:
     ) -> None:
         self.metrics = metrics
         self._start = start
+        self._own_process = os.getpid()
         self._config = start.config
         self._logger = start.logger
         self._stopwatch = stopwatch
@@ -262,7 +264,12 @@ class Report:
         say(f"{logging.getLevelName(level)}: {text}")
 
     def quietly(self, name: str, function: Callable[..., Any], *args: Any) -> None:
-        """Calls it after a failure: what fails now is logged, and hides nothing."""
+        """Calls it after a failure: what fails now is logged, and hides nothing.
+
+        In a fork of user code it does nothing: the run has not failed.
+        """
+        if self._own_process != os.getpid():
+            return
         try:
             function(*args)
         except BaseException as error:  # a second Ctrl-C ends this step, and not the closing

@@ -30,7 +30,7 @@ from expbase.base.checkpoint_part import Part
 from expbase.base.errors import RuntimeMistake
 from expbase.base.exit_codes import STOPPED, ExitCode, exit_code_of, refuse_early_success
 from expbase.base.json_lines import JsonLines
-from expbase.base.processes import hears_signals
+from expbase.base.processes import end_fork, hears_signals
 from expbase.base.terminal import lasting
 from expbase.checkpoint import layout
 from expbase.checkpoint.checkpointer import Checkpointer
@@ -88,6 +88,7 @@ class Run:
         self.experiment = experiment
         self.start = start
         self.ledger = Ledger()
+        self._process = os.getpid()  # a fork of user code is not the run
         self._on_close = contextlib.ExitStack()  # each step of setup adds how it is undone
         self._guards: list[contextlib.AbstractContextManager[Any]] = []  # round training
         # What is the user's, and what looks at it.
@@ -617,7 +618,7 @@ class Run:
 
     def close(self) -> None:
         """Ends what setup began: terminal, then each step of setup backwards. Once."""
-        if self.life is Life.CLOSED:
+        if self.life is Life.CLOSED or self._process != os.getpid():
             return
         self.life = Life.CLOSED
         try:
@@ -640,6 +641,8 @@ class Run:
 
     def fail(self, error: BaseException) -> None:
         """Ends the run by a failure, the one way; in train() with on_exception and on_train_end."""
+        if self._process != os.getpid():
+            end_fork(error)
         refuse_early_success(error)
         loop = self.loop
         quietly = self.report.quietly
