@@ -280,7 +280,13 @@ class Run:
             how = "was stopped" if code in STOPPED else "failed"
             level = logging.WARNING if code in STOPPED else logging.ERROR
             text = f"[{self.loop.iteration}] ended, because another rank {how}: {text}"
-            text += "" if code == ExitCode.MISTAKE else "; the same command continues"
+            place = collectives.waits_at()
+            is_late = place and ("SIGABRT" in text or "TIMEOUT" in text)  # as gloo ends its wait
+            if code != ExitCode.MISTAKE:
+                text += "; the same command continues"
+            if is_late:
+                text += f", unless this rank alone makes the call at which it waited, {place}: "
+                text += "look for `if self.rank == 0`"
             self.report.now(text, level)
 
         self.rank_watch = Watch(end, self.report.now, lambda: self.loop.iteration)

@@ -38,6 +38,7 @@ T = TypeVar("T")
 
 _next_barrier = [0, 0]  # the series and the number of the next barrier, which make its key
 _meanwhile: list[Callable[[], object]] = [lambda: None]  # a waiting rank calls the last one
+_waits_at = [""]  # the place of the barrier at which this rank waits
 _long_waits: list[Callable[[str, list[int]], object]] = []  # called in a long wait, again and again
 _POLL_SECONDS = 0.0005, 0.02  # between two questions of a waiting rank, at first and at most
 _LONG_WAIT_SECONDS = 4.0  # until the others are told of a wait; then each second
@@ -226,6 +227,7 @@ def barrier(place: str) -> None:
     _next_barrier[1] += 1
     number = zlib.crc32(place.encode()) & 0xFFFF
     arrived = store.add(key, _ARRIVED + number)
+    _waits_at[0] = place
     pause, longest = _POLL_SECONDS
     tell_at = time.monotonic() + _LONG_WAIT_SECONDS
     while arrived < _ARRIVED * world_size():
@@ -237,6 +239,7 @@ def barrier(place: str) -> None:
         time.sleep(pause)
         pause = min(1.002 * pause, longest)  # so nobody waits more than 0.2 % longer than it must
         arrived = store.add(key, 0)
+    _waits_at[0] = ""
     if arrived % _ARRIVED != number * world_size():
         where = [f"rank {rank} at {at}" for rank, at in enumerate(all_gather_object(place))]
         raise CallError(
@@ -251,6 +254,11 @@ def note_long_waits(tell: Callable[[str, list[int]], object]) -> Callable[[], ob
     """
     _long_waits.append(tell)
     return functools.partial(_long_waits.remove, tell)
+
+
+def waits_at() -> str:
+    """Returns the place where this rank waits for the others; "" if it does not; in any thread."""
+    return _waits_at[0]
 
 
 def has_come_to(barrier: list[int]) -> bool:
@@ -274,6 +282,7 @@ def barriers_that_may_be_left(meanwhile: Callable[[], object]) -> Iterator[None]
         yield
     finally:
         _meanwhile.pop()
+        _waits_at[0] = ""
         _next_barrier[:] = _next_barrier[0] + 1, 0
 
 

@@ -40,6 +40,7 @@ class Guarded(Tiny):
         "{place}" == "on_train_begin" and self.call()
 
     def train_batch(self):
+        self.iteration == 4 and "{place}" == "before" and self.call()
         super().train_batch()
         str(self.iteration) == "{place}" and self.call()
 
@@ -92,11 +93,11 @@ NOT_THERE = {
 QUICK = {("save", "3"), ("save", "4"), ("evaluate", "4")}
 
 
-def answer(folder: Path, call: str, place: str) -> tuple[int, str]:
+def answer(folder: Path, call: str, place: str, restarts: int = 1) -> tuple[int, str]:
     script = folder / "train.py"
     script.write_text(SCRIPT.format(call=call, place=place))
     words = ["--output", str(folder / "run"), "--nprocs", "2", "--device", "cpu"]
-    words += ["--restarts", "1", "training.max_iteration=9", "training.save_interval=0"]
+    words += ["--restarts", str(restarts), "training.max_iteration=9", "training.save_interval=0"]
     words += ["training.valid_interval=3" if place == "valid" else "training.valid_interval=0"]
     result = run_script(script, *words)
     return result.returncode, result.stderr
@@ -122,6 +123,15 @@ def test_a_call_by_rank_0_alone_is_answered_by_its_place_and_not_started_again(
     assert "each of them, and as often: look for `if self.rank == 0` or a return before it" in said
     assert "the same command continues" not in said
     assert "RESTART" not in said
+
+
+@pytest.mark.long
+def test_where_gloo_ends_the_wait_first_the_place_is_named(tmp_path: Path) -> None:
+    """Before the backward of the same iteration, in which rank 1 waits for rank 0."""
+    code, said = answer(tmp_path, "self.gather(1)", "before", restarts=0)
+    assert code not in (0, 78)
+    text = "unless this rank alone makes the call at which it waited, self.gather(): look for `if "
+    assert text in said
 
 
 def test_the_table_has_each_method_of_the_face() -> None:
