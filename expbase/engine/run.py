@@ -88,7 +88,6 @@ class Run:
         self.experiment = experiment
         self.start = start
         self.ledger = Ledger()
-        self._process = os.getpid()  # a fork of user code is not the run
         self._on_close = contextlib.ExitStack()  # each step of setup adds how it is undone
         self._guards: list[contextlib.AbstractContextManager[Any]] = []  # round training
         # What is the user's, and what looks at it.
@@ -624,7 +623,7 @@ class Run:
 
     def close(self) -> None:
         """Ends what setup began: terminal, then each step of setup backwards. Once."""
-        if self.life is Life.CLOSED or self._process != os.getpid():
+        if self.life is Life.CLOSED or self.start.is_in_fork:
             return
         self.life = Life.CLOSED
         try:
@@ -647,7 +646,7 @@ class Run:
 
     def fail(self, error: BaseException) -> None:
         """Ends the run by a failure, the one way; in train() with on_exception and on_train_end."""
-        if self._process != os.getpid():
+        if self.start.is_in_fork:
             end_fork(error)
         refuse_early_success(error)
         loop = self.loop

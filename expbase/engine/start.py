@@ -95,6 +95,7 @@ class Start:
     logger: logging.Logger  # until setup_logger it keeps its lines
     experiment: type
     base: type  # ExperimentBase, whose methods the class may lack
+    process: int = dataclasses.field(default_factory=os.getpid)
 
     @classmethod
     def of(
@@ -162,6 +163,11 @@ class Start:
     def writes(self) -> bool:
         """Whether this process writes the files that a run has once."""
         return self.rank == 0 and not self.read_only
+
+    @property
+    def is_in_fork(self) -> bool:
+        """Whether this is a process that the user's code has forked: it is not the run."""
+        return self.process != os.getpid()
 
     def warn(self, text: str) -> None:
         """Writes a line that says that something may be a mistake."""
