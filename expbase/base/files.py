@@ -78,6 +78,7 @@ class AppendedFile:
         self.path = path
         self._file: IO[bytes] | None = None
         self._is_refused = False  # the last piece was, and that was told
+        self._has_bytes = 0  # that the file is known to have, while it is open
 
     def open(self) -> IO[bytes]:
         """Opens the file, unless it is open; an OSError if that fails."""
@@ -85,6 +86,7 @@ class AppendedFile:
             assert self.path is not None
             # A buffer would cost as much again. No directory is made: a run has its own already.
             self._file = open(self.path, "ab", buffering=0, opener=regular)
+            self._has_bytes = os.fstat(self._file.fileno()).st_size
             if self.has_lines:
                 self._end_torn_line(self._file)
         return self._file
@@ -111,6 +113,7 @@ class AppendedFile:
             file = self._file or self.open()
             while left:  # the system may write only a part of it
                 left = left[file.write(left) :]
+            self._has_bytes += len(data)
             self._is_refused = False
         except OSError as error:
             self._refused(error, len(data) - len(left))
@@ -132,8 +135,16 @@ class AppendedFile:
                 os.fsync(self._file.fileno())
 
     def size(self) -> int:
-        """Returns the size of the file now, in bytes."""
-        return self.path.stat().st_size if self.path and self.path.exists() else 0
+        """Returns the size of the file now, in bytes; says so if somebody else has made it less."""
+        if self.path is None:
+            return 0
+        size = self.path.stat().st_size if self.path.exists() else 0
+        is_shorter = self._file is not None and size < self._has_bytes
+        if is_shorter and self.path.parent.is_dir():  # else the whole run was moved
+            lost = f"has {size} bytes, and had {self._has_bytes}: it was removed or cut"
+            say(f"{self.path}: {lost}, and what it had is lost. Training goes on.")
+            self.close()  # the next piece is written to what is there, or to a new one
+        return size
 
     def cut(self, size: int) -> None:
         """Removes what was written after the file had this size, in bytes.
@@ -144,6 +155,7 @@ class AppendedFile:
             try:
                 with open(self.path, "ab", opener=regular) as file:
                     file.truncate(size)
+                self._has_bytes = size
             except OSError as error:
                 say(
                     f"{self.path}: cannot be cut back to the checkpoint: {error.strerror}; what "

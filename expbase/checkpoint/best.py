@@ -51,7 +51,8 @@ class Validations:
         self._note(iteration, epoch, {"finished": True}, [])
 
     def _note(self, iteration: int, epoch: int, metrics: Mapping[str, Any], best: Scores) -> None:
-        line = {**metrics, "monitor": criterion(self._training), "best": best}
+        by = criterion(self._training) if self._training.monitor else ""
+        line = {**metrics, "monitor": by, "best": best}
         self._lines.append(line)
         self._file.write(iteration, epoch, line)
 

@@ -139,11 +139,28 @@ def _cut_logs(run: Run, *, has_finished: bool) -> None:
     """
     checkpointer = run.checkpointer
     validations = checkpointer.validations
+    _say_of_lost_lines(run)
     if has_finished:
         return validations.cut(validations.size())
     sizes = checkpointer.sizes if checkpointer.resumable else {}
     run.report.metrics.cut(sizes)
     validations.cut(sizes.get(VALIDATIONS_BYTES, 0))
+
+
+def _say_of_lost_lines(run: Run) -> None:
+    """Says which logs are shorter than at the checkpoint; a run without a ledger was copied so."""
+    own = run.checkpointer.resumable
+    if own is None or not run.start.writes or not (run.start.output_dir / LEDGER).exists():
+        return
+    then = run.checkpointer.sizes
+    now = {**run.report.metrics.sizes(), VALIDATIONS_BYTES: run.checkpointer.validations.size()}
+    for key, size in now.items():
+        if size < then.get(key, 0):
+            what = key.removesuffix("_bytes")
+            run.start.warn(
+                f"the file of {what} has {size} bytes, and had {then[key]} at {own.name}: it was "
+                "removed or cut, and what it had is lost"
+            )
 
 
 def _restore(run: Run, path: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -289,3 +290,49 @@ def test_ls_shows_the_final_test(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(["ls", str(tmp_path)]) == 0
     head, row = (line.split() for line in capsys.readouterr().out.splitlines())
     assert row[head.index("test")] == "score=-6"
+
+
+class Removing(Tiny):
+    """Loses its logs after an iteration, before its validation and its checkpoint."""
+
+    def train_batch(self) -> None:
+        super().train_batch()
+        if self.iteration == 5:
+            for name in ("metrics.jsonl", "validations.jsonl", "vdlrecords.run.log"):
+                (self.output_dir / name).unlink()
+
+
+def test_logs_that_are_removed_while_it_runs_are_told_once_and_what_follows_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"valid_interval": 2, "log_interval": 1, "save_interval": 2, "max_iteration": 8}
+    trained(Removing, tmp_path, **options)
+    told = [line for line in capsys.readouterr().err.splitlines() if "removed or cut" in line]
+    names = ["metrics.jsonl", "validations.jsonl", "vdlrecords.run.log"]
+    assert sorted(line.partition(": ")[0].rpartition("/")[2] for line in told) == names
+    assert {line["iteration"] for line in metrics(tmp_path)} == {6, 7, 8}
+    scores = validations(tmp_path)
+    assert [(line["iteration"], line["monitor"]) for line in scores] == [(6, ""), (8, ""), (8, "")]
+
+
+def test_logs_that_are_shorter_than_at_the_checkpoint_are_told_at_the_next_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"valid_interval": 2, "log_interval": 1, "save_interval": 2}
+    trained(Tiny, tmp_path, **options, max_iteration=4)
+    (tmp_path / "metrics.jsonl").unlink()
+    (tmp_path / "validations.jsonl").write_text("")
+    os.truncate(tmp_path / "vdlrecords.run.log", 10)
+    told = []
+    for last in (4, 6, 8):  # nothing is left to train; it goes on; nothing was removed since
+        capsys.readouterr()
+        trained(Tiny, tmp_path, **options, max_iteration=last)
+        lines = capsys.readouterr().err.splitlines()
+        told.append([line.split()[5] for line in lines if "WARNING: the file of" in line])
+    assert told[0] == ["metrics", "visualdl", "validations"]
+    assert told[1][:2] == ["metrics", "visualdl"]
+    assert told[2] == []
+    (tmp_path / "ledger.jsonl").unlink()  # as of a run of which only the checkpoints were copied
+    (tmp_path / "metrics.jsonl").unlink()
+    trained(Tiny, tmp_path, **options, max_iteration=10)
+    assert "WARNING: the file" not in capsys.readouterr().err
