@@ -6,6 +6,7 @@ Ranks that fail by an error are in test_stop.py.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import signal
@@ -21,7 +22,7 @@ import pytest
 from tiny import DEVICE, run_ranks, run_script
 
 from expbase.base import processes
-from expbase.ranks import store
+from expbase.ranks import collectives, store
 from expbase.ranks.watch import LIMIT, Watch
 
 KILLED = '''
@@ -390,3 +391,25 @@ def test_a_mistake_that_all_ranks_make_is_reported_by_each_itself(tmp_path: Path
     assert result.stderr.splitlines()[-1] == last_line
     logs = [(tmp_path / f"run/worker_{rank}.log").read_text() for rank in (0, 1)]
     assert "another rank" not in "".join(logs)
+
+
+@pytest.mark.parametrize(
+    ("iteration", "barrier", "ended"),
+    [
+        (4, [0, 7], True),  # this rank, in iteration 5, has not been there, and never will
+        (5, [0, 7], False),  # it may still come
+        (4, [0, 6], False),  # it has come since
+    ],
+)
+def test_a_wait_of_another_rank_ends_the_run_if_this_one_is_past_it(
+    monkeypatch: pytest.MonkeyPatch, iteration: int, barrier: list[int], ended: bool
+) -> None:
+    ends: list[int] = []
+    watch = Watch.__new__(Watch)
+    vars(watch).update(_iteration=lambda: 5, _end=lambda failure, code: ends.append(code))
+    monkeypatch.setattr(collectives, "_next_barrier", [0, 7])  # that this rank makes next
+    wait = {"place": "self.save()", "barrier": barrier, "iteration": iteration, "rank": 0}
+    line = json.dumps(wait).encode()
+    strange = b'{"place": 3}\n{\n'
+    assert watch._without_waits(b"[0, 1]\n" + strange + line + b"\n[") == b"[0, 1]\n["
+    assert ends == [78] * ended
