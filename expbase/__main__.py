@@ -6,12 +6,14 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
+from pathlib import Path
 
 from expbase._version import __version__
 from expbase.base import other_expbase
+from expbase.base.exit_codes import ExitCode, exit_code_of
 from expbase.base.terminal import say, show_any_character
-from expbase.help_text import check_system
+from expbase.help_text import Parser, add_version, check_system
 
 TOOLS = {
     "new": "tools.new",
@@ -26,13 +28,53 @@ TOOLS = {
 }
 
 
-def parser_of(names: Iterable[str]) -> argparse.ArgumentParser:
-    """Returns the command line of these tools. Some need paddle, whose import takes seconds."""
-    parser = argparse.ArgumentParser(prog="python -m expbase", description=__doc__)
+def parser_of(names: Collection[str]) -> argparse.ArgumentParser:
+    """Returns the command line of these tools; without names one that only lists all.
+
+    Some tools need paddle, whose import takes seconds: to be listed, none is imported.
+    """
+    parser = Parser(prog="python -m expbase", description=__doc__)
+    add_version(parser)
     tools = parser.add_subparsers(dest="tool", metavar="TOOL", required=True)
-    for name in names:
-        importlib.import_module(f"expbase.{TOOLS[name]}").add_parser(tools)
+    for name in names or TOOLS:
+        if names:
+            importlib.import_module(f"expbase.{TOOLS[name]}").add_parser(tools)
+        else:
+            tools.add_parser(name, help=_first_sentence(TOOLS[name]))
     return parser
+
+
+def _first_sentence(module: str) -> str:
+    """Returns how the docstring of a module of ours begins, without importing it."""
+    file = Path(__file__).parent.joinpath(*module.split(".")).with_suffix(".py")
+    return file.read_text(encoding="utf-8").split('"""')[1].partition("\n\n")[0]
+
+
+def _parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
+    """Returns the options; a word that nothing takes ends the process with ExitCode.MISTAKE."""
+    args, unknown = parser.parse_known_args(words)
+    tool: Parser = vars(args).pop("parser")
+    if hasattr(args, "opts"):  # argparse takes no further KEY=VALUE after an option
+        values = [word for word in unknown if "=" in word and not word.startswith("-")]
+        args.opts = [*(args.opts or ()), *values]
+        unknown = [word for word in unknown if word not in values]
+    if unknown:
+        tool.refuse(unknown)
+    return args
+
+
+def _code_of(error: Exception, args: argparse.Namespace) -> int:
+    """Returns the exit code of an error of a tool; that of a path that was given is a mistake."""
+    if isinstance(error, FileNotFoundError):
+        given = [one for value in vars(args).values() for one in _listed(value)]
+        paths = {os.path.abspath(one) for one in given if isinstance(one, (str, Path))}
+        if error.filename and os.path.abspath(error.filename) in paths:
+            return ExitCode.MISTAKE
+    return exit_code_of(error, in_setup=True)
+
+
+def _listed(value: object) -> list[object]:
+    return value if isinstance(value, list) else [value]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,12 +87,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"python -m expbase: {text}")
     words = list(sys.argv[1:] if argv is None else argv)
     asked = [name for name in words[:1] if name in TOOLS]
-    parser = parser_of(asked or TOOLS)
+    parser = parser_of(asked)
     if not words:
         parser.print_help()
-        return 2
+        return ExitCode.MISTAKE
     end = words.index("--") if "--" in words else len(words)
-    args = parser.parse_args(words[:end])
+    args = _parse(parser, words[:end])
     args.words = words[end + 1 :]  # for the user's script
     try:
         check_system()
@@ -64,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except args.user_errors as error:  # anything else shows its traceback
         say(f"python -m expbase {args.tool}: error: {error}")
-        return 1
+        return _code_of(error, args)
     return code
 
 

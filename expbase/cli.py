@@ -38,34 +38,23 @@ from expbase.config import (
 )
 from expbase.engine.start import Options, check_platform, output_of
 from expbase.experiment import E, ExperimentBase
-from expbase.help_text import Paragraphs
+from expbase.help_text import Paragraphs, Parser, add_version
 from expbase.mixins_in_front import in_front, put_in_front, set_in_front, with_mixins
 from expbase.ranks import collectives
 from expbase.record import provenance
 from expbase.smoke import Smoke
 from expbase.training import check_training, resolved
 
-_OPTIONS = {
-    "--data": ("PATH", "the data, for the experiment's own use (self.args.data)"),
-    "--output": (
-        "DIR",
-        "of the run; {key} is replaced by a config value: runs/lr{optim.lr} "
-        "(default: runs/ and the name of the class)",
-    ),
+# The groups of --help. An option without a metavar has no value.
+_RUN, _BEGIN, _PLACE, _LOOK = "the run", "where it begins", "where it runs", "looking at it"
+_BEGINNINGS = {
     "--checkpoint_path": ("DIR", "another run, RUN or RUN/best, to continue with its whole state"),
     "--init_model_path": ("PATH", "weights to start from: a file, RUN (its newest ones), RUN/best"),
-    "--device": ("NAME", "cpu, gpu, gpu:0, xpu, npu … (default: the one paddle takes)"),
-}
-_SWITCHES = {
-    "--init_partial": "take of --init_model_path what fits",
-    "--fresh": "move what is in the output directory aside first",
-    "--force": "go on although the config differs from the run's",
+    "--init_partial": ("", "take of --init_model_path what fits"),
+    "--fresh": ("", "move what is in the output directory aside first"),
+    "--force": ("", "go on although the config differs from the run's"),
 }
 _NO_OPTION = " --help names the options; a value of your own is a key of default_config: KEY=VALUE."
-_SWITCHES_OF_MAIN = {
-    "--print_config": "print the resolved config and end",
-    "--smoke": "try it before a long run: two updates, two batches of validation, a save, a load",
-}
 _INSPECTIONS = {
     "--evaluate": "validate best, last or an iteration on self.test_loader, else self.valid_loader",
     "--export": "write self.model of best, last or an iteration for inference, into DIR/export",
@@ -99,15 +88,15 @@ class _Processes(argparse.Action):
             namespace.ngpu = namespace.nprocs or 1
 
 
-class _Parser(argparse.ArgumentParser):
-    """Answers a wrong option as any other mistake: by one line, in which no usage hides it."""
+class _Parser(Parser):
+    """Names what a notebook's kernel was given by nobody."""
 
     def error(self, message: str) -> NoReturn:
         if message.startswith("unrecognized") and _is_in_notebook():
             message += (
                 ". In a notebook sys.argv is the kernel's; expected parse_args(['--output', …])"
             )
-        self.exit(ExitCode.MISTAKE, f"{self.prog}: error: {message}\n")
+        super().error(message)
 
 
 class _Given(argparse.Namespace):
@@ -139,45 +128,75 @@ def default_argument_parser() -> argparse.ArgumentParser:
     """
     parser = _Parser(
         allow_abbrev=False,  # `--smok` is a mistake, and no trial
+        add_help=False,  # its group would come first
         formatter_class=Paragraphs,
         conflict_handler="resolve",  # main adds its options again if it is called again
         epilog="The same command continues a run that was ended by anything at all.\n\n"
         "exit codes: 0 finished, 1 error, 78 a mistake in what was given, 124 time limit, "
         "129 SIGHUP, 130 Ctrl-C, 143 SIGTERM, SIGUSR1, SIGUSR2 or SIGXCPU",
     )
-    add = parser.add_argument
+    add = _group(parser, _RUN).add_argument
+    add("--output", type=_path, metavar="DIR",
+        help="of the run; {key} is replaced by a config value: runs/lr{optim.lr} "
+        "(default: runs/ and the name of the class)")  # fmt: skip
     add("--config", action=_Files, type=_path, metavar="FILE",
         help="YAML file that changes default values; of several a later one wins")  # fmt: skip
-    for option, (metavar, text) in _OPTIONS.items():
-        add(option, type=str if metavar == "NAME" else _path, metavar=metavar, help=text)
+    more: dict[str, Any] = {"action": "extend", "default": None}
+    add("opts", nargs="*", metavar="KEY=VALUE", help="config values: training.max_epoch=5", **more)
+    add("--opts", nargs="+", metavar="KEY VALUE", help="the same", **more)
+    add(
+        "--data",
+        type=_path,
+        metavar="PATH",
+        help="the data, for the experiment's own use (self.args.data)",
+    )
+    add("--no_advice", dest="advice", action="store_false",
+        help="train without the doctor, who only looks and says what may be a mistake")  # fmt: skip
+    add = _group(parser, _BEGIN).add_argument
+    for option, (metavar, text) in _BEGINNINGS.items():
+        if metavar:
+            add(option, type=_path, metavar=metavar, help=text)
+        else:
+            add(option, action="store_true", help=text)
+    add = _group(parser, _PLACE).add_argument
+    add("--device", metavar="NAME",
+        help="cpu, gpu, gpu:0, xpu, npu … (default: the one paddle takes)")  # fmt: skip
     for name, least, text in (
         ("--nprocs", 1, "processes on this machine; auto: as training.shares allows"),
         ("--ngpu", 0, "what PaddleSpeech calls it; 0: on the CPU (self.args.ngpu)"),
     ):
         add(name, action=_Processes, default=1, metavar="N", help=text,
             type=functools.partial(_auto_or_count, least=least))  # fmt: skip
-    for option, text in _SWITCHES.items():
-        add(option, action="store_true", help=text)
-    add("--no_advice", dest="advice", action="store_false",
-        help="train without the doctor, who only looks and says what may be a mistake")  # fmt: skip
-    for name, nargs, metavar in (("--opts", "+", "KEY VALUE"), ("opts", "*", "KEY=VALUE")):
-        add(name, action="extend", nargs=nargs, default=None, metavar=metavar, help="config values")
-    inspection = parser.add_argument_group(
-        "looking at a run",
-        "The run may still be training. Its own config is used, with your --config and --opts.",
-    ).add_mutually_exclusive_group()
+    look = _group(parser, _LOOK)
+    one_of = look.add_mutually_exclusive_group()
     for option, text in _INSPECTIONS.items():
-        inspection.add_argument(option, metavar="CHECKPOINT", help=text)
+        one_of.add_argument(option, metavar="CHECKPOINT", help=text)
+    look.description = (
+        "The run may still be training. Its own config is used, with your --config and KEY=VALUE."
+    )
+    look.add_argument("-h", "--help", action="help", help="show this help message and end")
+    add_version(look)
     return parser
 
 
 def add_options_of_main(parser: argparse.ArgumentParser) -> None:
     """Adds the options about which a script that does not call main would do nothing."""
-    add = parser.add_argument
-    add("--restarts", type=lambda text: count(text, least=0), default=0, metavar="N",
+    run = _group(parser, _RUN)
+    run.description = "All keys of the config, with their values: --print_config."
+    run.add_argument("--print_config", action="store_true",
+        help="print the whole config and end")  # fmt: skip
+    run.add_argument("--smoke", action="store_true",
+        help="try it before a long run: two updates, two batches of validation, a save, "
+        "a load")  # fmt: skip
+    _group(parser, _PLACE).add_argument(
+        "--restarts", type=lambda text: count(text, least=0), default=0, metavar="N",
         help="start again after a failure, up to N times without a newer checkpoint")  # fmt: skip
-    for option, text in _SWITCHES_OF_MAIN.items():
-        add(option, action="store_true", help=text)
+
+
+def _group(parser: argparse.ArgumentParser, title: str) -> argparse._ArgumentGroup:
+    """Returns the group of a title, which `parents=[default_argument_parser()]` keeps, too."""
+    groups = (group for group in parser._action_groups if group.title == title)
+    return next(groups, None) or parser.add_argument_group(title)
 
 
 def main(

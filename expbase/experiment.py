@@ -12,7 +12,7 @@ import argparse
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import paddle
 from paddle.io import DataLoader
@@ -148,12 +148,12 @@ class ExperimentBase(Events):
         self.__run.loop.count_from("epoch", number)
 
     @property
-    def batches_per_epoch(self) -> int | None:
+    def batches_per_epoch(self) -> int | Any:  # Any: who knows it to be there need not ask for None
         """Batches of an epoch on this rank; None if unknown, or before setup_dataloader."""
         return self.__run.data.adapter.batches_per_epoch
 
     @property
-    def total_iterations(self) -> int | None:
+    def total_iterations(self) -> int | Any:
         """The iteration at which the config ends this run, by max_iteration or max_epoch.
 
         None if nobody knows: max_epoch ends the run, and the loader has no length or is not set up
@@ -787,5 +787,5 @@ class ExperimentBase(Events):
             del vars(self)[name]  # state has the name under which the user has set it first
         super().__setattr__(name, value)
 
-    # An assignment, since a type checker that sees a def would take any attribute to be there.
-    __getattr__ = raise_no_attribute
+    if not TYPE_CHECKING:  # a type checker that sees it takes any attribute to be there
+        __getattr__ = raise_no_attribute

@@ -24,6 +24,8 @@ from expbase import (
     Config,
     ConfigError,
     ExperimentBase,
+    __version__,
+    cli,
     default_argument_parser,
     main,
     mixins_in_front,
@@ -146,6 +148,32 @@ def test_the_home_folder_in_a_path_is_meant_where_no_shell_puts_it(
     assert args["device"] == "~/x"
     main(Tiny, argv=["--output=~/run", "training.max_iteration=1"])
     assert (tmp_path / "run/ledger.jsonl").exists()
+
+
+def test_help_has_four_groups_and_the_output_first() -> None:
+    parser = default_argument_parser()
+    cli.add_options_of_main(parser)
+    cli.add_options_of_main(parser)  # as main does that is called again
+    text = parser.format_help()
+    groups = re.findall(r"^(\S.*):$", text, re.MULTILINE)
+    assert groups == ["the run", "where it begins", "where it runs", "looking at it"]
+    first, *_ = re.findall(r"^  (--\w+)", text, re.MULTILINE)
+    assert first == "--output"
+    assert "the run:\n  All keys of the config, with their values: --print_config.\n" in text
+    assert text.count("--restarts N  ") == 1
+
+
+def test_options_of_a_parent_parser_are_in_its_groups() -> None:
+    parser = argparse.ArgumentParser(parents=[default_argument_parser()], add_help=False)
+    cli.add_options_of_main(parser)
+    assert parser.format_help().count("the run:") == 1
+    assert parser.parse_args(["--output", "x", "--smoke", "a=1"]).opts == ["a=1"]
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(Demo, argv=["--version"])
+    assert (caught.value.code, capsys.readouterr().out) == (0, f"expbase {__version__}\n")
 
 
 def test_options_beat_the_file_and_the_file_beats_the_defaults(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ class Averaged(ExponentialMovingAverage, ExperimentBase):
     def default_config(cls):
         config = super().default_config()
         config.training.max_iteration = 300
-        # It averages over about 1 / (1 - decay) updates: less than a tenth of the run.
+        # It averages over about 1 / (1 - decay) updates, over fewer at first.
         config.ema.decay = 0.95
         return config
 

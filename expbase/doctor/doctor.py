@@ -22,6 +22,7 @@ from expbase.doctor.before_training import (
     methods_nobody_calls,
     misnamed_loaders,
 )
+from expbase.doctor.doctor_file import conditions_of
 from expbase.doctor.edited_files import edited_files
 from expbase.doctor.error_notes import add_notes
 from expbase.doctor.first_updates import FirstUpdates, unlike_length
@@ -64,4 +65,8 @@ def visit(experiment: Any, internals: Internals) -> None:
     internals.listen("ranks_differ", say_why)
     internals.explain(functools.partial(add_notes, experiment, internals))
     FirstUpdates(experiment, internals, warn)
-    Audit(experiment, internals)
+
+    def conditions() -> str:
+        return "" if experiment.rank else conditions_of(experiment, internals.code)
+
+    Audit(experiment, internals, conditions)

@@ -22,7 +22,7 @@ import operator
 import re
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,14 @@ from expbase.state.walk import LOADERS, MOST, Walk, WalkedNames
 
 UNKNOWN = "?"  # of what nobody can look into
 _RUN = "_ExperimentBase__run"
+# The content of an array, a list or a tensor in the data set of a loader.
+_SAMPLES = re.compile(rf"({'|'.join(LOADERS)})\.(.+\.)?dataset\..*\[:\]")
+_OTHER_SAMPLES = (
+    "other samples than at the start before, though code, config and packages are the same: a "
+    "split without a seed puts samples of the validation into training, unless it is the data that "
+    "have changed. Expected the same at each start: np.random.default_rng(0).permutation(n), for "
+    "example, and sorted(…) for names of files."
+)
 _DRAWN = re.compile(r"(?<![0-9A-Za-z])[0-9a-f]{6,}(-[0-9a-f]{4,})*(?=')")  # the end of a text
 _OF_CELLS = re.compile(r"_+|_i*\d*")  # names that IPython gives
 _PROXY = "multiprocessing.managers.BaseProxy"  # whose import takes long, and fails on Windows
@@ -178,13 +186,17 @@ class Audit:
     Args:
         experiment: It.
         internals: What can be read of its run.
+        conditions: Returns under which conditions setup has made all; "": nobody knows.
     """
 
-    def __init__(self, experiment: Any, internals: Internals) -> None:
+    def __init__(
+        self, experiment: Any, internals: Internals, conditions: Callable[[], str] = str
+    ) -> None:
         self._experiment = experiment
         self._state = internals.state
         self._reach = internals.state.reach
         self._internals = internals
+        self._conditions = conditions
         self._made: dict[str, Any] = {}  # what stood there at the end of setup, by path
         self._begun: dict[str, Any] = {}  # what stood there when training began
         self._told: dict[str, str] = {}  # texts of what has changed, by path
@@ -226,7 +238,7 @@ class Audit:
         hooked = self._set_by_hook()
         code = self._set_by_code(hooked)
         unset = self._say_differences(then, hooked, code)
-        self._kept = doctor_file.Kept(code, hooked | unset, then.looks)
+        self._kept = doctor_file.Kept(code, hooked | unset, then.looks, self._conditions())
         self._write()
 
     def _set_by_hook(self) -> dict[str, str]:
@@ -360,12 +372,23 @@ class Audit:
         for text in shortened(lines):
             self._warn(f"not exact: {text}")
         if anew:
-            shown_anew = [*map(shown, anew)]
-            say = self._experiment.logger.info
-            say("%s", in_one_line("set otherwise than by the start before", shown_anew))
+            self._say_anew([*dict.fromkeys(map(shown, anew))], self._other_samples(then, anew))
         for text in ways_out(lines):
             self._experiment.logger.info("%s", text)
         return {path: text for path, text in once.items() if path in lost}
+
+    def _other_samples(self, then: doctor_file.Kept, anew: list[str]) -> list[str]:
+        """Returns the places, as shown, in which a data set is another one for no reason."""
+        other = [shown(path) for path in anew if _SAMPLES.fullmatch(path)]
+        return other if other and then.conditions and then.conditions == self._conditions() else []
+
+    def _say_anew(self, anew: list[str], other: list[str]) -> None:
+        """Names what setup has set otherwise than at the start before, as shown."""
+        if other:
+            self._warn(f"{', '.join(other[:MOST_LINES])}: {_OTHER_SAMPLES}")
+        if anew := [name for name in anew if name not in other]:
+            text = in_one_line("set otherwise than by the start before", anew)
+            self._experiment.logger.info("%s", text)
 
     def _is_setups(self, path: str) -> bool:
         """Returns whether nobody has set a value since setup, as on_load_checkpoint may."""

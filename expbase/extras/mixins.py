@@ -145,6 +145,7 @@ class WeightAverages:
             if id(parameter) not in running and parameter.dtype in _AVERAGED
         }
         self.updates = 0  # how often the averages were updated
+        self._warms_up = True  # not of a run that 1.0 has begun: it goes on to the same bits
         self.begin()
 
     def begin(self) -> None:
@@ -160,9 +161,14 @@ class WeightAverages:
         """Moves the averages towards the present weights.
 
         Args:
-            decay: The share of the old averages that stays, from 0 to 1.
+            decay: The share of the old averages that stays, from 0 to 1; less at first.
+
+        Source:
+            The warm-up: TensorFlow's tf.train.ExponentialMovingAverage, `num_updates`.
         """
         self.updates += 1
+        if self._warms_up:  # else the first weights, which are random, would weigh for long
+            decay = min(decay, (1 + self.updates) / (10 + self.updates))
         with paddle.no_grad():
             for name, average in self._averages.items():
                 weight = self._weights[name].detach().astype(average.dtype)
@@ -194,9 +200,10 @@ class WeightAverages:
         """Gives what a checkpoint holds.
 
         Returns:
-            The averages, and how often they were updated.
+            The averages, how often they were updated, and that they warm up, unless 1.0 began them.
         """
-        return {"updates": self.updates, "averages": self._averages}
+        state = {"updates": self.updates, "averages": self._averages}
+        return state | ({"warms_up": True} if self._warms_up else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Restores the averages.
@@ -208,6 +215,7 @@ class WeightAverages:
             What could not be put back as it was: nothing.
         """
         self.updates = state["updates"]
+        self._warms_up = state.get("warms_up", False)
         self._averages = dict(state["averages"])
         return []
 
@@ -215,8 +223,10 @@ class WeightAverages:
 class ExponentialMovingAverage(ExperimentBase):
     """Averages the weights of self.model, and evaluates, predicts and exports with the averages.
 
-    After each update average = decay * average + (1 - decay) * weight, with `ema.decay`: a mean
-    over about 1 / (1 - decay) updates. Training itself goes on with the weights as they are; they
+    After each update average = decay * average + (1 - decay) * weight: a mean over about
+    1 / (1 - decay) updates. It warms up: of n updates so far decay is
+    min(`ema.decay`, (1 + n) / (10 + n)), so that the first weights do not weigh for long; 0.999 is
+    reached at update 8990. Training itself goes on with the weights as they are; they
     are restored, bit for bit, after each evaluation, and `save_model` writes them. All weights
     are averaged, also while they are frozen, so memory and checkpoints have each of them twice.
     Running statistics (batch norm) are not averaged: they are the model's own.
@@ -225,7 +235,9 @@ class ExponentialMovingAverage(ExperimentBase):
     @classmethod
     def default_config(cls) -> Config:
         config = super().default_config()
-        config.ema = Config({"decay": 0.999})  # the share of the old average that stays, 0 to 1
+        config.ema = Config(
+            {"decay": 0.999}
+        )  # the share of the old average that stays, 0 to 1; less at first
         return config
 
     def check_setup(self) -> None:

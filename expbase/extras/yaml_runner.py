@@ -269,24 +269,26 @@ def add_parser(tools: Any) -> None:
     """Adds the tool to the command line of `python -m expbase`."""
     parser = tools.add_parser(
         "run",
-        help="Runs what a YAML file describes.",
+        help=str(__doc__).partition("\n\n")[0],
         description=__doc__,
         formatter_class=Paragraphs,
         epilog=f"keys of a runner: {', '.join(RUNNER_KEYS)}\n\n"
         "The same command continues where it ended.\n\n"
-        "exit codes: 0 finished, 1 error, 2 unknown option, 124 time limit, 130 Ctrl-C, "
-        "143 SIGTERM, SIGUSR1, SIGUSR2 or SIGXCPU",
+        "exit codes: 0 finished, 1 error, 78 a mistake in what was given, 124 time limit, "
+        "130 Ctrl-C, 143 SIGTERM, SIGUSR1, SIGUSR2 or SIGXCPU",
     )
     add = parser.add_argument
-    add("file", type=Path, help="the YAML file")
+    add("file", type=Path, metavar="FILE", help="the YAML file")
+    add("opts", nargs="*", default=None, action="extend", metavar="KEY=VALUE",
+        help="config values for all runners")  # fmt: skip
     add("--output", default="", metavar="DIR", help="folder of the runners' folders")
     add("--only", default="", metavar="NAME", help="the runner of this name alone")
     add("--nprocs", type=count, default=1, metavar="N", help="processes on this machine")
     add("--device", metavar="NAME", help="for all runners that name none")
     add("--fresh", action="store_true", help="move what is in the runners' folders aside first")
     add("--force", action="store_true", help="go on although a config differs from its run's")
-    add("--opts", nargs="+", default=[], metavar="KEY=VALUE", help="config values for all runners")
-    parser.set_defaults(run=run, user_errors=())
+    add("--opts", nargs="+", default=None, action="extend", metavar="KEY=VALUE", help="the same")
+    parser.set_defaults(run=run, parser=parser, user_errors=())
 
 
 def run(args: argparse.Namespace) -> int:

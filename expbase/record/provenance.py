@@ -41,7 +41,7 @@ _held: list[tuple[Code, git.WorkTree]] = []
 def held(experiment: type) -> Iterator[None]:
     """Makes what is known of the code now what the forks of this process note, in the block."""
     code = Code.of(experiment)
-    _packages()
+    packages()
     _held.append((code, look(experiment, code)))
     try:
         yield
@@ -78,7 +78,7 @@ def gather(of_git: Mapping[str, Any], experiment: type, here: Path) -> dict[str,
         # Where it was given, from the top of the work tree; None: elsewhere.
         "directory": str(here.relative_to(top)) if top and here.is_relative_to(top) else None,
         "git": {**of_git},
-        "packages": _packages(),
+        "packages": packages(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": device(),
@@ -115,7 +115,7 @@ def _work_tree(experiment: type) -> Path | None:
 
 
 @functools.cache  # a runner starts several experiments in one process
-def _packages() -> dict[str, str]:
+def packages() -> dict[str, str]:
     """Returns the version of each package by its name."""
     found = [*importlib.metadata.distributions()]
     # From the last on: of two with one name the first is imported.

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from expbase.base.errors import ValueMistake
+from expbase.base.errors import RuntimeMistake, ValueMistake
 from expbase.checkpoint.layout import CheckpointError
 from expbase.help_text import Paragraphs
 
@@ -22,7 +22,7 @@ def add_tool(tools: Any, main: Callable[..., int], exit_codes: str) -> Any:
     Args:
         tools: The subparsers of the command line.
         main: That of the tool. The docstring of its file is the help.
-        exit_codes: What they mean, for the help.
+        exit_codes: What they mean, for the help, beside that of a mistake.
 
     Returns:
         The parser of the tool.
@@ -32,10 +32,12 @@ def add_tool(tools: Any, main: Callable[..., int], exit_codes: str) -> Any:
         file.__name__.rpartition(".")[2],
         help=str(file.__doc__).partition("\n\n")[0],
         description=file.__doc__,
-        epilog=f"exit codes: {exit_codes}",
+        epilog=f"exit codes: {exit_codes}, 78 a mistake in what was given",
         formatter_class=Paragraphs,
     )
-    parser.set_defaults(run=main, user_errors=(OSError, ValueError, CheckpointError))
+    parser.set_defaults(
+        run=main, parser=parser, user_errors=(OSError, ValueError, CheckpointError, RuntimeMistake)
+    )
     return parser
 
 

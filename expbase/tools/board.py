@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import functools
 import os
 import shutil
@@ -24,7 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from expbase.base.errors import ValueMistake
+from expbase.base.errors import RuntimeMistake, ValueMistake
 from expbase.base.files import regular
 from expbase.base.processes import die_with_parent
 from expbase.record.visualizer import FILE_NAME, RECORD_HEAD
@@ -123,7 +124,7 @@ def show(folder: Path, copies: Path, host: str, port: int, say: Callable[[], obj
                 return
             time.sleep(1)
         said = log.read_text(errors="replace").strip().rpartition("\n")[2]
-        raise ValueMistake(f"VisualDL ended with exit code {server.returncode}: {said}")
+        raise RuntimeMistake(f"VisualDL ended with exit code {server.returncode}: {said}")
     finally:
         kill(server)
 
@@ -137,7 +138,7 @@ def _answers(host: str, port: int) -> bool:
 
 
 def add_parser(tools: Any) -> None:
-    codes = "130 Ctrl-C, 143 SIGTERM, 1 if there are no runs, or no such port or host"
+    codes = "130 Ctrl-C, 143 SIGTERM, 1 an error, such as a port in use"
     add = add_tool(tools, main, codes).add_argument
     add("dir", type=Path, metavar="DIR", help="a directory with runs in it, or a run")
     add("--host", default="127.0.0.1", help="address of this machine (default: 127.0.0.1, so "
@@ -164,7 +165,7 @@ def free_port(host: str, port: int) -> int:
         raise ValueMistake(
             f"--port {port}, --host {host}: {reason}; expected a port that nobody uses, --port 0 "
             "for any such one, and an address of this machine."
-        ) from error
+        ) from (error if error.errno == errno.EADDRINUSE else None)  # it may be free later
 
 
 @contextlib.contextmanager

@@ -30,8 +30,9 @@ _COLUMNS = [*"run experiment state iteration best test loss age commit".split(),
 
 
 def add_parser(tools: Any) -> None:
-    add = add_tool(tools, main, "0, or 1 if there is no such directory").add_argument
-    add("dir", type=Path, nargs="?", default=Path(), help="default: this one")
+    add = add_tool(tools, main, "0 listed, 1 an error").add_argument
+    add("dir", type=Path, nargs="?", default=Path(), metavar="DIR",
+        help="a directory with runs in it, or a run (default: this one)")  # fmt: skip
     add("--columns", nargs="+", metavar="NAME",
         help="these alone; a metric or a config value, too: valid/accuracy optim.lr")  # fmt: skip
     add("--sort", metavar="NAME", help="by this column, metric or config value, smallest first")

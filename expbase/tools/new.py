@@ -26,7 +26,7 @@ _KNOWN = sorted(script.parent.name for script in _EXPERIMENTS.glob("*/train.py")
 
 
 def add_parser(tools: Any) -> None:
-    add = add_tool(tools, main, "0, or 1 if there is such a folder already").add_argument
+    add = add_tool(tools, main, "0 made, 1 an error").add_argument
     add("dir", type=Path, metavar="DIR", help="the folder")
     names = f"the experiment: {', '.join(_KNOWN)} (default: line)"
     add("--from", dest="name", default="line", choices=_KNOWN, metavar="NAME", help=names)

@@ -35,7 +35,7 @@ _SHOWN = 40  # numbers that the code of now has logged, and the run had not
 
 
 def add_parser(tools: Any) -> None:
-    codes = "0 the same, 1 not, 78 a mistake in what was given, 130 Ctrl-C, 143 SIGTERM"
+    codes = "0 the same, 1 not, or an error, 130 Ctrl-C, 143 SIGTERM"
     add = add_tool(tools, main, codes).add_argument
     add("run_dir", type=Path, metavar="RUN", help="the output directory of a run")
     add("--from", dest="first", type=_from_zero, metavar="N", help="one part: its first state")
@@ -45,7 +45,7 @@ def add_parser(tools: Any) -> None:
     add("--jobs", type=count, default=1, metavar="N", help="make N parts at once (default: 1)")
     add("--here", action="store_true", help="with the code and the packages of now")
     add("--updates", action="store_true", help="print what each update has logged, and its samples")
-    add("--python", default=sys.executable, metavar="PATH", help="the interpreter")
+    add("--python", default=sys.executable, metavar="FILE", help="the interpreter")
     add("--record", type=Path, metavar="FILE", help="write a receipt, as JSON")
     add(
         "--receipts", nargs="+", type=Path, metavar="FILE", help="only say what these show together"

@@ -22,7 +22,7 @@ from expbase.tools.runs import RunFacts, find, printable, read_run
 
 def add_parser(tools: Any) -> None:
     add = add_tool(
-        tools, main, "0, or 1 after a no, or if anything is missing or cannot be removed"
+        tools, main, "0 removed, 1 after a no, or if anything cannot be removed"
     ).add_argument
     add("dir", type=Path, metavar="DIR", help="a directory with runs in it, or a run")
     add("--yes", action="store_true", help="without the question, for scripts")

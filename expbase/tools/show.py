@@ -28,7 +28,7 @@ _FACTS = (
 
 
 def add_parser(tools: Any) -> None:
-    parser = add_tool(tools, main, "0, or 1 if there is no such run or checkpoint")
+    parser = add_tool(tools, main, "0 shown, 1 an error")
     text = "the output directory of a run; RUN/best, RUN/last, RUN/400: a checkpoint of it"
     parser.add_argument("run_dir", type=Path, metavar="RUN", help=text)
 

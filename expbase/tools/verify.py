@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from expbase.base.errors import ValueMistake
+from expbase.base.errors import RuntimeMistake, ValueMistake
 from expbase.base.json_lines import json_lines
 from expbase.checkpoint import layout
 from expbase.checkpoint.named import find_at
@@ -74,10 +74,12 @@ _CAUSES_OF_CHANCE = (
 
 
 def add_parser(tools: Any) -> None:
-    parser = add_tool(tools, main, "0 identical, 1 not, or an error, 130 Ctrl-C, 143 SIGTERM")
-    parser.usage = "%(prog)s [options] (script | -m MODULE)\n       --output DIR [-- WORDS]"
+    parser = add_tool(
+        tools, main, "0 identical, 1 not, or a run that failed, 130 Ctrl-C, 143 SIGTERM"
+    )
+    parser.usage = "%(prog)s [options] (FILE | -m MODULE)\n       --output DIR [-- WORDS]"
     add = parser.add_argument
-    add("script", nargs="?", default="", help="your train.py")
+    add("script", nargs="?", default="", metavar="FILE", help="your train.py")
     add("-m", dest="module", default="", metavar="MODULE",
         help="instead: your package.train, as python -m runs it from here")  # fmt: skip
     add("--output", type=Path, required=True, metavar="DIR", help="a new directory for both runs")
@@ -219,7 +221,7 @@ class ComparedRun:
             )  # fmt: skip
 
     def finish(self) -> None:
-        """Runs it to its end; a ValueError if it fails or makes no checkpoint."""
+        """Runs it to its end; a RuntimeError if it fails or makes no checkpoint."""
         self.start()
         try:
             code = self.process.wait()
@@ -236,9 +238,9 @@ class ComparedRun:
             if "relative import with no known parent" in tail:
                 hint = " What is started as python -m package.train is given as -m package.train."
             name = self.directory.name
-            raise ValueMistake(f"the run {name!r} ended with code {code}.{hint}\n{tail}")
+            raise RuntimeMistake(f"the run {name!r} ended with code {code}.{hint}\n{tail}")
         if not layout.listed(self.directory / layout.FOLDER):
-            raise ValueMistake(
+            raise RuntimeMistake(
                 f"{self._script}: made no checkpoint in {self.directory}; expected a script "
                 "that makes one experiment, in its own process, with --output as its directory."
             )
@@ -269,7 +271,7 @@ class ComparedRun:
             if not killed_path(self.directory).exists():
                 lines = self._stderr.read_text(errors="replace").split("\n")
                 last = next((line for line in reversed(lines) if line.strip()), "nothing said")
-                raise ValueMistake(
+                raise RuntimeMistake(
                     f"the run ended before it was killed: {last}; see {self._stderr}."
                 )
             print(f"  killed {killed_path(self.directory).read_text()}", flush=True)

@@ -17,16 +17,17 @@ from typing import Any
 import numpy as np
 import paddle
 import pytest
-from paddle.io import DataLoader
+from paddle.io import DataLoader, Subset, TensorDataset
 from starts import Start
 from tiny import Notes, Points, Tiny, trained
 
 from expbase.base import rng
-from expbase.doctor import unsaved_changes
+from expbase.doctor import doctor, unsaved_changes
 from expbase.state import changed_values, walk
 
 CHANGED = ": changed in training, and in no checkpoint: a resumed run has what setup makes of it."
 LOST = ": has changed in training, and is not what it was then"
+OTHER_SAMPLES = "other samples than at the start before, though code, config and packages are"
 OF_A_SET = "sorted(…) is the same in every process: self.seen"
 
 
@@ -429,6 +430,54 @@ def test_what_the_code_sets_otherwise_is_one_line_and_no_loss(module: Any) -> No
     (line,) = other.lines
     assert line.startswith("set otherwise than by the start before: ")
     assert sorted(line.partition(": ")[2].split(", ")) == ["module audited_four.step", "self.scale"]
+
+
+class Split(Tiny):
+    """A split that each start draws anew, by a generator of its own that has no seed."""
+
+    def setup_dataloader(self) -> None:
+        random = np.random.default_rng()
+        order, points = random.permutation(40), paddle.to_tensor(random.random([10, 4], "float32"))
+        labels = paddle.zeros([10], "int64")
+        self.train_loader = DataLoader(Subset(Points(40), order[:30]), batch_size=4, shuffle=True)
+        self.valid_loader = DataLoader(TensorDataset([points, labels]), batch_size=5)
+        self.drawn = int(random.integers(1 << 40))  # is no sample
+
+
+@pytest.mark.parametrize(
+    ("args", "training", "is_told"),
+    [
+        ({}, {}, True),
+        ({"fold": 0, "data": "a"}, {"log_interval": 2}, True),
+        ({"fold": 1, "data": "a"}, {}, False),  # the user has asked for other samples
+        ({"fold": 0, "data": "b"}, {}, False),
+        ({"fold": 0, "data": "a", "force": True}, {"seed": 1}, False),
+    ],
+)
+def test_a_split_without_a_seed_is_warned_of_at_a_resume(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    args: dict[str, Any], training: dict[str, Any], is_told: bool,
+) -> None:  # fmt: skip
+    before = {"fold": 0, "data": "a"} if args else {}
+    trained(Split, tmp_path, before, max_iteration=2)
+    assert OTHER_SAMPLES not in capsys.readouterr().err
+    trained(Split, tmp_path, args, max_iteration=4, **training)
+    said = [line for line in capsys.readouterr().err.splitlines() if "otherwise" not in line]
+    (line,) = [line for line in said if OTHER_SAMPLES in line] or [""]
+    where = "self.train_loader.dataset.indices, self.valid_loader.dataset.tensors.0"
+    assert (f"WARNING: {where}: {OTHER_SAMPLES}" in line) == is_told
+
+
+def test_what_is_no_sample_is_set_otherwise_as_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained(Split, tmp_path, max_iteration=2)
+    capsys.readouterr()
+    trained(Split, tmp_path, max_iteration=4)
+    assert "set otherwise than by the start before: self.drawn\n" in capsys.readouterr().err
+    monkeypatch.setattr(doctor, "conditions_of", lambda *args: "of edited code")
+    trained(Split, tmp_path, max_iteration=6)
+    assert "self.drawn, self.train_loader.dataset.indices, " in capsys.readouterr().err
 
 
 def test_a_cache_that_is_filled_is_told_when_it_changes_then(module: Any) -> None:

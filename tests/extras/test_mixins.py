@@ -369,9 +369,10 @@ EMA = {"ema": {"decay": 0.8}}
 def averages_of(trajectory: list[dict[str, np.ndarray]], decay: float) -> dict[str, np.ndarray]:
     """What a layer has to hold; running statistics are those of the last moment."""
     averages = {name: array.astype("float64") for name, array in trajectory[0].items()}
-    for weights in trajectory[1:]:
+    for n, weights in enumerate(trajectory[1:], 1):
         for name, array in weights.items():
-            part = 0 if name.endswith(("_mean", "_variance")) else decay
+            warm = min(decay, (1 + n) / (10 + n))
+            part = 0 if name.endswith(("_mean", "_variance")) else warm
             averages[name] = part * averages[name] + (1 - part) * array
     return averages
 
@@ -437,6 +438,26 @@ def test_all_weights_are_averaged_but_for_running_statistics_and_quantized_ones(
     averages.update(0.9)
     weights = [f"{number}.{name}" for number in (0, 1, 3, 4) for name in ("weight", "bias")]
     assert sorted(averages.state_dict()["averages"]) == sorted(weights)
+
+
+def test_averages_warm_up_but_for_those_that_an_earlier_version_has_begun() -> None:
+    layer = paddle.nn.Linear(1, 1)
+    for state, expected in (
+        # From 11 to 0: 11 * 2/11, then * 3/12, then * 0.25, which is less than 4/13.
+        ({"warms_up": True}, [2.0, 0.5, 0.125]),
+        ({}, [2.75, 0.6875, 0.171875]),  # 11 / 4, and so on
+    ):
+        averages = WeightAverages(layer)
+        started = {"weight": paddle.full([1, 1], 11.0), "bias": paddle.zeros([1])}
+        averages.load_state_dict({"updates": 0, "averages": started, **state})
+        layer.weight.set_value(paddle.zeros([1, 1]))
+        found = []
+        for _ in expected:
+            averages.update(0.25)
+            found.append(averages.state_dict()["averages"]["weight"].item())
+        assert found == pytest.approx(expected, rel=1e-6)
+        assert averages.state_dict().keys() == {"updates", "averages", *state}
+    assert WeightAverages(layer).state_dict()["warms_up"]
 
 
 def test_the_average_of_a_weight_that_does_not_move_has_its_bits() -> None:
@@ -535,6 +556,7 @@ def test_averages_of_half_precision_take_small_changes() -> None:
     layer.to(dtype="bfloat16")
     layer.weight.set_value(paddle.ones([2, 2], "bfloat16"))
     averages = WeightAverages(layer)
+    averages.updates = 8990  # warm: (1 + 8991) / (10 + 8991) is more than 0.999
     layer.weight.set_value(paddle.full([2, 2], 2, "bfloat16"))
     averages.update(0.999)
     assert np.allclose(averages.state_dict()["averages"]["weight"].numpy(), 1.001, atol=1e-5)

@@ -182,13 +182,14 @@ def test_the_output_may_be_given(workspace: Path) -> None:
     assert run.args.output == str(Path("elsewhere/first").absolute())
 
 
+@pytest.mark.parametrize("values", ["--opts training.seed=7", "training.seed=7"])
 def test_the_options_of_the_tool_are_those_of_every_run(
-    workspace: Path, monkeypatch: pytest.MonkeyPatch
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, values: str
 ) -> None:
     found: list[yaml_runner.ReadyRunner] = []
     monkeypatch.setattr(yaml_runner, "execute", found.extend)
     (workspace / "c.yaml").write_text(YAML + "- {name: second, class: train}\n")
-    words = ["--device", "gpu", "--fresh", "--force", "--opts", "training.seed=7"]
+    words = ["--device", "gpu", "--fresh", "--force", *values.split()]
     assert main(["run", str(workspace / "c.yaml"), *words]) == 0
     assert [run.args.device for run in found] == [DEVICE, "gpu"]  # the runner's own comes first
     assert all(run.args.fresh and run.args.force for run in found)

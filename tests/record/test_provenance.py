@@ -197,7 +197,7 @@ def test_each_package_is_noted_with_its_version() -> None:
     def key(name: str) -> str:
         return re.sub("[-_.]+", "-", name).lower()
 
-    noted = {key(name): version for name, version in provenance._packages().items()}
+    noted = {key(name): version for name, version in provenance.packages().items()}
     installed = [*importlib.metadata.distributions()]
     assert any("_" in str(distribution._path) for distribution in installed)
     assert noted.keys() == {key(distribution.metadata["Name"]) for distribution in installed}

@@ -182,7 +182,7 @@ def test_damage_is_noted_and_an_empty_or_wrong_directory_is_said(
     found = listed(tmp_path, capsys)["run"]
     assert "not YAML" in found["note"]
     assert found["state"] == "finished"
-    assert main(["ls", str(tmp_path / "no")]) == 1
+    assert main(["ls", str(tmp_path / "no")]) == 78
     assert "no: no such directory" in capsys.readouterr().err
 
 
@@ -268,7 +268,7 @@ def test_columns_are_chosen_and_rows_are_sorted(
     first, *_ = shown("--json", *by_seed, "--reverse")
     assert first[:2] == ['{"name":', '"b",']
     for words, name in ((["--sort", "los"], "--sort"), (["--columns", "los"], "--columns")):
-        assert main(["ls", str(tmp_path), *words]) == 1
+        assert main(["ls", str(tmp_path), *words]) == 78
         text = f"{name}: unknown column 'los'. Did you mean 'loss'?"
         assert text in capsys.readouterr().err
 
@@ -365,7 +365,7 @@ def test_a_mistyped_column_is_answered_with_the_nearest_name(
         ("§", "Expected run, experiment, state, iteration, best, test, loss, age, commit, "
          "differs in, a metric or a config value."),
     ):  # fmt: skip
-        assert main(["ls", str(tmp_path), "--columns", name]) == 1
+        assert main(["ls", str(tmp_path), "--columns", name]) == 78
         assert f"unknown column {name!r}. {hint}\n" in capsys.readouterr().err
 
 

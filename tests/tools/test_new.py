@@ -41,9 +41,9 @@ def made(capsys: Capture, *words: str) -> list[list[str]]:
     return [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def refused(capsys: Capture, *words: str) -> str:
+def refused(capsys: Capture, *words: str, code: int = 78) -> str:
     capsys.readouterr()
-    assert main(["new", *words]) == 1
+    assert main(["new", *words]) == code
     printed = capsys.readouterr()
     assert printed.out == ""
     return printed.err.removeprefix("python -m expbase new: error: ").strip()
@@ -135,7 +135,7 @@ def test_what_is_there_already_is_left_as_it_is(tmp_path: Path, capsys: Capture)
     Path("link").symlink_to("nowhere")
     for name in ("folder", "file", ".", "link"):
         assert f"{name}: exists already. Delete it, or give another name." in refused(capsys, name)
-    assert "Not a directory: 'file/x'" in refused(capsys, "file/x")
+    assert "Not a directory: 'file/x'" in refused(capsys, "file/x", code=1)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "folder", "link"]
     assert Path("file").read_text() == "mine"
 

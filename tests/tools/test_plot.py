@@ -145,7 +145,7 @@ def test_a_mistake_is_a_clear_line(
     log("empty", "")
     log("run", '{"iteration": 1, "train/a": 1.0, "speed/b": 1.0}\n')
     for words, text in MISTAKES.items():
-        assert main(["plot", *words.split()]) == 1, words
+        assert main(["plot", *words.split()]) == 78, words
         out, err = capsys.readouterr()
         assert out == "", words
         assert err.startswith(f"python -m expbase plot: error: {text}")

@@ -64,7 +64,7 @@ def shown(run: Path, capsys: Capture, *words: str) -> str:
 
 def refused(run: Path, capsys: Capture, *words: str) -> str:
     capsys.readouterr()
-    assert main(["show", str(run), *words]) == 1
+    assert main(["show", str(run), *words]) == 78
     captured = capsys.readouterr()
     assert captured.out == ""
     assert len(captured.err.splitlines()) == 1

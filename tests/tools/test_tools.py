@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from tiny import Tiny, make, trained
@@ -113,7 +114,7 @@ def answer(command: str, path: Path, capsys: pytest.CaptureFixture[str]) -> int:
     code, out, err = called(words, capsys)
     assert contents(path) == before
     if code:
-        assert (code, out) == (1, "")
+        assert (code, out) == (78, "")
         assert err.startswith(f"python -m expbase {words[0]}: error: ")
         assert err.count("\n") == 1
     else:
@@ -210,18 +211,40 @@ def test_help_fits_80_columns_and_tells_the_exit_codes(
     assert max(len(line) for text in texts for line in text.splitlines()) <= 80
 
 
-def test_wrong_usage_is_answered_with_the_usage_and_code_2(
+def test_what_was_typed_wrongly_is_answered_in_one_line_and_with_code_78(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for words in (
-        "ls --foo", "ls a b", "show", "board a --port x", "no", "plot a --smooth x",
-        "verify a", "verify a --output b --iterations 9", "run a.yaml --nprocs 0",
-        "run a.yaml --nprocs -1",
-    ):  # fmt: skip
+    for words, text in {
+        "ls --colums loss": "unrecognized arguments: --colums. Did you mean --columns?",
+        "ls --foo": "unrecognized arguments: --foo. --help names all there are.",
+        "ls a b": "unrecognized arguments: b. --help names all there are.",
+        "run a.yaml --fresch a=1": "unrecognized arguments: --fresch. Did you mean --fresh?",
+        "show": "the following arguments are required: RUN",
+        "board a --port x": "argument --port: invalid int value: 'x'",
+        "plot a --smooth x": "argument --smooth: invalid float value: 'x'",
+        "verify a": "the following arguments are required: --output",
+        "verify a --output b --iterations 9": "argument --iterations: '9' given; expected 10 or",
+        "run a.yaml --nprocs 0": "argument --nprocs: '0' given; expected 1 or more",
+        "run a.yaml --nprocs -1": "argument --nprocs: '-1' given; expected 1 or more",
+        "no": "argument TOOL: invalid choice: 'no' (choose from ",
+    }.items():
         code, out, err = called(words.split(), capsys)
-        assert (code, out) == (2, ""), words
-        assert err.startswith("usage: python -m expbase")
-        assert "error: " in err.splitlines()[-1]
+        assert (code, out, err.count("\n")) == (78, "", 1), words
+        tool = f" {words.split()[0]}" * (words != "no")
+        assert err.startswith(f"python -m expbase{tool}: error: {text}")
+
+
+def test_a_file_that_is_not_there_is_a_mistake_if_it_was_given(
+    kinds: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    for missing, expected in ((tmp_path / "a.png", 78), (tmp_path / "font", 1)):
+        error = FileNotFoundError(2, "No such file or directory", str(missing))
+        picture = SimpleNamespace(savefig=Mock(side_effect=error))
+        monkeypatch.setattr(plot, "draw", lambda *args, picture=picture: picture)
+        words = ["plot", str(kinds["crashed"]), "--output", str(tmp_path / "a.png")]
+        code, out, err = called(words, capsys)
+        assert (code, out, err.count("\n")) == (expected, "", 1)
 
 
 def test_a_tool_that_only_reads_imports_no_paddle_and_visualdl(
@@ -229,6 +252,8 @@ def test_a_tool_that_only_reads_imports_no_paddle_and_visualdl(
 ) -> None:
     run = str(kinds["crashed"])
     commands = [
+        ["--help"],
+        ["--version"],
         ["board", "--help"],
         ["ls", run],
         ["show", run],

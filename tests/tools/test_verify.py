@@ -460,7 +460,7 @@ def test_words_after_two_dashes_go_to_the_script_and_its_error_is_told(
 
 
 def test_without_a_tool_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 2
+    assert main([]) == 78
     assert "verify" in capsys.readouterr().out
 
 
@@ -476,7 +476,7 @@ def test_wrong_words_are_told(
         ([__file__, "--output", str(TESTS)], f"{TESTS}: exists already. Delete it, or give"),
         ([__file__, "--output", "file"], "file: exists already. Delete it"),
     ):
-        assert main(["verify", *words]) == 1
+        assert main(["verify", *words]) == 78
         assert text in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
