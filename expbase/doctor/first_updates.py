@@ -18,6 +18,7 @@ from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
 
 from expbase.base.gradients import gradient
 from expbase.doctor.first_gradients import FirstGradients, Trace
+from expbase.doctor.first_steps import FirstSteps
 from expbase.engine.internals import Internals
 from expbase.engine.loop import LOOP
 from expbase.events import CALLED_BY, heard_by, own_classes
@@ -58,6 +59,7 @@ class FirstUpdates:
         self._warn = warn
         self._trained: TrainedParameters | None = None  # once training has begun
         self._gradients = FirstGradients(lambda: internals.divisor)
+        self._steps = FirstSteps(experiment, internals, self._gradients)
         self._began = 0  # the iteration at which training began
         self._loop_began = -1  # the one at which going_on was called first
         self._epochs_at_begin = self._epochs_before = 0  # epochs that were used up
@@ -80,6 +82,7 @@ class FirstUpdates:
         optimizers = self._internals.state.optimizers()
         self._trained = TrainedParameters(optimizers)
         self._gradients.watch(optimizers)
+        self._steps.watch(optimizers)
         self._began = self._experiment.iteration
         self._epochs_at_begin = self._epochs_before = self._internals.epochs_ended
 
@@ -104,6 +107,7 @@ class FirstUpdates:
 
     def _end_visit(self) -> None:
         self._gradients.close()
+        self._steps.close()
         while self._leave:
             self._leave.pop()()
 
@@ -117,6 +121,7 @@ class FirstUpdates:
         is_whole_run = updates == self._experiment.iteration and self._internals.is_ending
         is_late = updates == LOOK_AFTER or (is_whole_run and updates < LOOK_AFTER)
         self._has_looked |= is_late
+        self._say(self._steps.look())
         self._say(self._gradients.look())
         if is_late or updates == 1:
             self._say(self._trained_by_nobody())
@@ -143,7 +148,7 @@ class FirstUpdates:
             yield from trained.look()
             if is_silent and self._experiment.config.training.log_interval:
                 yield NOTHING_LOGGED
-            for event in internals.waiting:
+            for event in (e for e in internals.waiting if e not in self._steps.told):
                 yield (
                     f"{event} never came, at which the experiment acts; expected "
                     f"self.{CALLED_BY[event]}() in train_batch, which calls it."

@@ -168,6 +168,62 @@ MISTAKES = [
         r"\[1\] loss\.backward\(\) \(.*\.py:\d+\) in the loop over micro_batches\(\): 4 gradients",
         words=["accumulation_steps=4"],
     ),
+    update(
+        "a loss that is divided by another number of micro-batches",
+        """
+        for points, labels in self.micro_batches():
+            loss = F.cross_entropy(self.model(points), labels)
+            (loss / 2).backward()
+            self.log(loss=loss)
+        self.update()
+        """,
+        r"\[1\] loss\.backward\(\) \(.*\.py:\d+\) in the loop over micro_batches\(\): 8 gradients "
+        r"are added up, and the loss is divided by 2; expected self\.backward\(loss\)",
+        words=["accumulation_steps=8"],
+    ),
+    Case(
+        "a hook of a step that is made by hand",
+        """
+        class Experiment(Base):
+            @on("on_before_optimizers_step")
+            def look(self):
+                print("a step")
+        """,
+        r"\[1\] self\.optimizer has stepped, and on_before_optimizers_step, at which the "
+        r"experiment acts, has not come; expected self\.step_optimizers\(\)",
+    ),
+    Case(
+        "a hook of a step that is made by hand with every third batch",
+        """
+        from expbase.extras.all_events import AllEvents
+
+        class Experiment(AllEvents, Base):
+            def on_after_optimizers_step(self):
+                print("a step")
+
+            def on_after_backward(self):
+                print("a backward")
+
+            def train_batch(self):
+                self.loss().backward()
+                if self.iteration % 3 == 0:
+                    self.update()
+        """,
+        r"\[3\] self\.optimizer has stepped, and on_after_backward, at which .*; "
+        r"on_after_optimizers_step, at which .*; expected self\.backward\(loss\), and "
+        r"self\.step_optimizers\(\)",
+    ),
+    Case(
+        "GradientClipping, and a step by hand",
+        """
+        from expbase.extras.mixins import GradientClipping
+
+        class Experiment(GradientClipping, Base):
+            pass
+        """,
+        r"\[1\] self\.optimizer has stepped, and GradientClipping has clipped nothing; expected "
+        r"self\.step_optimizers\(\), or self\.clip_gradients\(self\.optimizer\) before the step",
+    ),
     Case(
         "a schedule that nobody steps",
         """
@@ -659,6 +715,49 @@ ODD = [
                 loss = 0.25 * loss
             loss.backward()
             self.log(loss=4 * loss)
+        self.update()
+        """,
+        words=["accumulation_steps=4"],
+    ),
+    Case(
+        "gradients that are clipped by hand before a step by hand",
+        """
+        from expbase.extras.mixins import GradientClipping
+
+        class Experiment(GradientClipping, Base):
+            def train_batch(self):
+                self.loss().backward()
+                self.clip_gradients(self.optimizer)
+                self.update()
+        """,
+    ),
+    Case(
+        "two optimizers of one net by turns, with a hook, and weights that are clipped",
+        """
+        from expbase.extras.mixins import GradientClipping
+
+        class Experiment(GradientClipping, Base):
+            def setup_model(self):
+                super().setup_model()
+                self.sgd = paddle.optimizer.SGD(0.1, parameters=self.model.parameters())
+
+            def on_before_optimizers_step(self):
+                assert self.internals.stepping
+
+            def train_batch(self):
+                self.backward(self.loss())
+                self.step_optimizers(self.sgd if self.iteration % 2 else self.optimizer)
+                for parameter in self.model.parameters():
+                    parameter.set_value(parameter.clip(-0.3, 0.3))
+        """,
+    ),
+    update(
+        "a loss that is divided by the samples of all micro-batches",
+        """
+        for points, labels in self.micro_batches():
+            loss = F.cross_entropy(self.model(points), labels, reduction="sum")
+            (loss / (4 * 20)).backward()
+            self.log(loss=loss / 20)
         self.update()
         """,
         words=["accumulation_steps=4"],
