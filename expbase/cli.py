@@ -60,7 +60,8 @@ _SWITCHES = {
 }
 _SWITCHES_OF_MAIN = {
     "--print_config": "print the resolved config and end",
-    "--smoke": "try it before a long run: two updates, two batches of validation, a save, a load",
+    "--smoke": "try it before a long run: two updates (more until a parameter changes), two "
+    "batches of validation, a save, a load",
 }
 _INSPECTIONS = {
     "--evaluate": "validate best, last or an iteration on self.test_loader, else self.valid_loader",

@@ -46,8 +46,9 @@ class FirstGradients:
     def __init__(self, divisor: Callable[[], int]) -> None:
         self._divisor = divisor
         self._watched: list[_Watched] = []
-        self._updates = 0  # that were looked at
+        self._updates = 0  # that were looked at, since the first backward
         self.backwards: set[str] = set()  # who has called those of the update under way
+        self.have_come = False  # whether a backward has reached what is watched
         self._undivided = ""  # what is to be said of a loss
         self._has_told = False  # whether it was said
 
@@ -71,6 +72,7 @@ class FirstGradients:
 
     def _hook_of(self, watched: _Watched) -> Callable[[Any], None]:
         def hook(grad: Any) -> None:
+            self.have_come = True
             frame = _backward_frame()
             if frame is not None:
                 self.backwards.add(_kind_of(frame))
@@ -90,7 +92,7 @@ class FirstGradients:
         self.backwards.clear()
         if not self._watched:
             return
-        self._updates += 1
+        self._updates += self.have_come
         for watched in self._watched:
             watched.end_update()
         forgotten = {watched.name for watched in self._watched if watched.is_forgotten}

@@ -101,14 +101,27 @@ MISTAKES = [
     update(
         "no step",
         "self.loss().backward()\nself.optimizer.clear_grad()",
-        r"\[6\] in 6 updates no parameter has changed; expected loss\.backward",
+        r"\[6\] in 6 updates no parameter has changed; expected self\.backward",
     ),
     update(
         "no step, and gradients add up",
         "self.loss().backward()",
-        r"in 6 updates no parameter has changed; expected loss\.backward.*step",
+        r"in 6 updates no parameter has changed; expected self\.backward.*step",
     ),
     update("no backward", "self.loss()\nself.update()", "in 6 updates no parameter has changed"),
+    update(
+        "no step, in a run that is long enough to be told early",
+        "self.loss().backward()\nself.optimizer.clear_grad()",
+        r"\[20\] in 20 updates no parameter has changed; expected self\.backward",
+        words=["max_iteration=30", "save_interval=30", "valid_interval=30"],
+    ),
+    update(
+        "nothing is logged, in a run that is long enough to be told early",
+        "points, labels = self.read_batch()\n"
+        "F.cross_entropy(self.model(points), labels).backward()\nself.update()",
+        r"\[20\] in 20 updates nothing was logged",
+        words=["max_iteration=30", "save_interval=30", "valid_interval=30"],
+    ),
     update(
         "nothing is logged",
         "points, labels = self.read_batch()\n"
@@ -641,6 +654,49 @@ ODD = [
         "if self.iteration % 4 == 1:\n    self.optimizer.clear_grad()\n"
         "(self.loss() / 4).backward()\nif self.iteration % 4 == 0:\n    self.optimizer.step()",
         words=["max_iteration=40", "save_interval=6", "log_interval=1"],
+    ),
+    update(
+        "gradients added up by hand, over more updates than the early look waits for",
+        "(self.loss() / 25).backward()\nif self.iteration % 25 == 0:\n    self.update()",
+        words=["max_iteration=30", "save_interval=30", "valid_interval=30"],
+    ),
+    Case(
+        "a count of one's own that logs and steps, and a buffer",
+        """
+        class Experiment(Base):
+            def setup_model(self):
+                super().setup_model()
+                self.count = 0
+                self.kept = []
+
+            def train_batch(self):
+                points, labels = self.read_batch()
+                self.kept.append(points)
+                if len(self.kept) < 22:
+                    return
+                self.count += 1
+                loss = F.cross_entropy(self.model(points), labels)
+                loss.backward()
+                if self.count % 3 == 0:
+                    self.update()
+                    self.log(loss=loss)
+        """,
+        words=["max_iteration=30", "save_interval=30", "valid_interval=30"],
+    ),
+    Case(
+        "a learning rate that is 0 for more updates than the early look waits for",
+        """
+        class Experiment(Base):
+            def setup_model(self):
+                super().setup_model()
+                self.rate = paddle.optimizer.lr.PiecewiseDecay([22], [0.0, 0.1])
+                self.optimizer = paddle.optimizer.SGD(self.rate, self.model.parameters())
+
+            def train_batch(self):
+                super().train_batch()
+                self.rate.step()
+        """,
+        words=["max_iteration=30", "save_interval=30", "valid_interval=30"],
     ),
     update(
         "gradients that are stepped with at the beginning of the next update",
