@@ -186,8 +186,8 @@ def add_options_of_main(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--print_config", action="store_true",
         help="print the whole config and end")  # fmt: skip
     run.add_argument("--smoke", action="store_true",
-        help="try it before a long run: two updates, two batches of validation, a save, "
-        "a load")  # fmt: skip
+        help="try it before a long run: two updates (more until a parameter changes), two "
+        "batches of validation, a save, a load")  # fmt: skip
     _group(parser, _PLACE).add_argument(
         "--restarts", type=lambda text: count(text, least=0), default=0, metavar="N",
         help="start again after a failure, up to N times without a newer checkpoint")  # fmt: skip

@@ -259,9 +259,8 @@ class ExperimentBase(Events):
 
             x, y = self.read_batch()
             loss = paddle.nn.functional.mse_loss(self.model(x), y)
-            loss.backward()
-            self.optimizer.step()
-            self.optimizer.clear_grad()
+            self.backward(loss)
+            self.step_optimizers()
             self.log(loss=loss)
 
         A schedule is stepped here, too: `self.schedule.step()`.

@@ -198,7 +198,61 @@ def test_what_gives_a_worse_result_and_no_error_is_told(
     main(Forgetful, argv=ALWAYS)
     err = capfd.readouterr().err
     assert "[2] self.optimizer: has stepped again with the gradients of an update before" in err
-    assert "in 2 updates nobody has stepped the LinearWarmup of self.optimizer" in err
+    assert "[11] in 11 updates nobody has stepped the LinearWarmup of self.optimizer" in err
     assert err.count("WARNING") == 2
     main(ByEpochs, argv=ALWAYS)
     assert "WARNING" not in capfd.readouterr().err
+
+
+class Late(Tiny):
+    """One whose learning rate is 0 for a while; its own numbers."""
+
+    rates = 0.0, 0.1
+    zeros = 5
+
+    def setup_model(self) -> None:
+        super().setup_model()
+        rate = paddle.optimizer.lr.PiecewiseDecay([self.zeros], [*self.rates])
+        self.optimizer = paddle.optimizer.SGD(rate, parameters=self.model.parameters())
+
+
+class Stepless(Tiny):
+    def train_batch(self) -> None:
+        loss = self.model(self.read_batch()[0]).square().mean()
+        loss.backward()
+        self.optimizer.clear_grad()
+        self.log(loss=loss)
+
+
+class Buffer(Tiny):
+    """One that trains nothing for longer than a trial."""
+
+    def train_batch(self) -> None:
+        self.log(size=len(self.read_batch()))
+
+
+def test_it_goes_on_until_a_parameter_has_changed(
+    temporary: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    main(Late, argv=ALWAYS)  # updates 1 to 5 have the rate 0
+    shown = capfd.readouterr()
+    assert "smoke test passed: 6 updates, validated, saved and loaded" in shown.out
+    assert "WARNING" not in shown.err
+    main(type("AtZero", (Late,), {"rates": (0.0, 0.0)}), argv=ALWAYS)
+    assert "passed: 52 updates, no parameter changed, val" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("advice", [[], ["--no_advice"]])
+def test_a_missing_step_fails_and_a_buffer_that_is_filled_first_does_not(
+    temporary: Path, capfd: pytest.CaptureFixture[str], advice: list[str]
+) -> None:
+    with pytest.raises(RuntimeError, match="--smoke: in 52 updates no parameter has changed, th"):
+        main(Stepless, argv=[*ALWAYS, *advice])
+    shown = capfd.readouterr()
+    assert "smoke test passed" not in shown.out
+    assert "WARNING" not in shown.err  # the error says it
+    main(Buffer, argv=[*ALWAYS, *advice])
+    shown = capfd.readouterr()
+    assert "passed: 52 updates, no parameter changed, val" in shown.out
+    assert shown.err.count("unless something has to be filled first") == (not advice)
+    assert left(temporary) == []

@@ -33,9 +33,8 @@ class Averaged(ExponentialMovingAverage, ExperimentBase):
     def train_batch(self):
         images, labels = self.read_batch()
         loss = F.cross_entropy(self.model(images), labels)
-        loss.backward()
-        self.optimizer.step()
-        self.optimizer.clear_grad()
+        self.backward(loss)
+        self.step_optimizers()
         self.log(loss=loss)
 
     def valid(self):  # here self.model has the averaged weights

@@ -41,9 +41,8 @@ class FineTuning(ExperimentBase):
     def train_batch(self):
         images, is_even = self.read_batch()
         loss = F.cross_entropy(self.model(images), is_even)
-        loss.backward()
-        self.optimizer.step()
-        self.optimizer.clear_grad()
+        self.backward(loss)
+        self.step_optimizers()
         self.log(loss=loss)
 
     def valid(self):

@@ -38,9 +38,8 @@ class WarmUp(ExperimentBase):
     def train_batch(self):
         images, labels = self.read_batch()
         loss = F.cross_entropy(self.model(images), labels)
-        loss.backward()
-        self.optimizer.step()
-        self.optimizer.clear_grad()
+        self.backward(loss)
+        self.step_optimizers()
         self.schedule.step()  # once per iteration: nobody else does it
         self.log(loss=loss)
 

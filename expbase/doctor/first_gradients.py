@@ -2,8 +2,8 @@
 
 A `clear_grad()` that is missing: an optimizer steps with a gradient which it has stepped with, and
 which nobody has cleared. A `loss.backward()` in the loop over micro-batches, of a loss that is not
-divided: their gradients are added up. Some parameters of each optimizer are watched, by a hook that
-paddle calls before a backward adds to their gradient; it changes nothing.
+divided, or by a smaller number: their gradients are added up. Some parameters of each optimizer are
+watched, by a hook that paddle calls before a backward adds to their gradient; it changes nothing.
 
     first = FirstGradients(lambda: divisor)
     first.watch(optimizers)                            # before the first update
@@ -12,6 +12,7 @@ paddle calls before a backward adds to their gradient; it changes nothing.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,12 +23,16 @@ import paddle
 
 from expbase.base.arrays import is_piece
 from expbase.base.gradients import dense_gradient
+from expbase.engine import update
 from expbase.state.optimizers import innermost
 from expbase.state.parts import parameters_of
 from expbase.state.sampled_elements import is_other, sample
 
 _UPDATES = 10  # that are looked at, at most: a gradient that was cleared once is watched no more
 _PARTS = 4  # parameters of an optimizer that are looked at
+BY_EXPBASE = "self.backward(loss)"  # who has called a backward: it divides and scales
+OF_A_PART = "(loss / 4).backward()"  # the user, of a loss that looks divided or scaled
+PLAIN = "loss.backward()"  # the user, of another one
 _DIVISIONS = ("DivScale", "Divide", "Scale", "Multiply")  # how nodes of paddle's graphs are called
 
 
@@ -41,7 +46,9 @@ class FirstGradients:
     def __init__(self, divisor: Callable[[], int]) -> None:
         self._divisor = divisor
         self._watched: list[_Watched] = []
-        self._updates = 0  # that were looked at
+        self._updates = 0  # that were looked at, since the first backward
+        self.backwards: set[str] = set()  # who has called those of the update under way
+        self.have_come = False  # whether a backward has reached what is watched
         self._undivided = ""  # what is to be said of a loss
         self._has_told = False  # whether it was said
 
@@ -65,8 +72,12 @@ class FirstGradients:
 
     def _hook_of(self, watched: _Watched) -> Callable[[Any], None]:
         def hook(grad: Any) -> None:
-            if not self._undivided and (divisor := self._divisor()) > 1:
-                self._undivided = _undivided(divisor)
+            self.have_come = True
+            frame = _backward_frame()
+            if frame is not None:
+                self.backwards.add(_kind_of(frame))
+                if not self._undivided and (divisor := self._divisor()) > 1:
+                    self._undivided = _undivided(frame, divisor)
             watched.note_backward(grad)
 
         return hook
@@ -78,9 +89,10 @@ class FirstGradients:
 
     def look(self) -> Iterator[str]:
         """Yields each mistake, after an update, once."""
+        self.backwards.clear()
         if not self._watched:
             return
-        self._updates += 1
+        self._updates += self.have_come
         for watched in self._watched:
             watched.end_update()
         forgotten = {watched.name for watched in self._watched if watched.is_forgotten}
@@ -181,27 +193,50 @@ def some_parameters(optimizer: Any) -> list[Any]:
     return [whole[number] for number in sorted(numbers)]
 
 
-def _undivided(divisor: int) -> str:
-    """Returns a warning that the loss of the backward under way is not divided; "" if it is."""
+def _backward_frame() -> FrameType | None:
+    """Returns the frame of the Tensor.backward() under way; None if another function began it."""
     frame: FrameType | None = sys._getframe(2)  # of the hook, which paddle has called
     while frame is not None and not _is_backward(frame):
         frame = frame.f_back
-    if frame is None or _is_divided(frame.f_locals["self"].grad_fn):
-        return ""
-    caller = frame.f_back
-    while caller is not None and str(caller.f_globals.get("__name__")).startswith("paddle."):
-        caller = caller.f_back
-    place = caller and f" ({os.path.basename(caller.f_code.co_filename)}:{caller.f_lineno})"
-    return (
-        f"loss.backward(){place or ''} in the loop over micro_batches(): {divisor} gradients are "
-        f"added up, and the loss does not look divided by {divisor}; expected self.backward(loss), "
-        f"which divides it, or (loss / {divisor}).backward()."
-    )
+    return frame
 
 
 def _is_backward(frame: FrameType) -> bool:
     is_named = frame.f_code.co_name == "backward"
     return is_named and isinstance(frame.f_locals.get("self"), paddle.Tensor)
+
+
+def _caller_of(frame: FrameType) -> FrameType | None:
+    caller = frame.f_back
+    while caller is not None and str(caller.f_globals.get("__name__")).startswith("paddle."):
+        caller = caller.f_back
+    return caller
+
+
+def _kind_of(frame: FrameType) -> str:
+    """Returns who has called a backward, and of which loss: one of the three above."""
+    caller = _caller_of(frame)
+    if caller is not None and caller.f_globals.get("__name__") == update.__name__:
+        return BY_EXPBASE
+    return OF_A_PART if _is_divided(frame.f_locals["self"].grad_fn) else PLAIN
+
+
+def _undivided(frame: FrameType, divisor: int) -> str:
+    """Returns a warning that the loss of a backward is not divided; "" if it is."""
+    loss = frame.f_locals["self"]
+    caller = _caller_of(frame)
+    looks = f"does not look divided by {divisor}"
+    if _is_divided(loss.grad_fn):
+        number = _divided_by(loss, {} if caller is None else caller.f_locals)
+        if not 1 < number < divisor:  # a greater one may count the samples of all batches
+            return ""
+        looks = f"is divided by {number}"
+    place = caller and f" ({os.path.basename(caller.f_code.co_filename)}:{caller.f_lineno})"
+    return (
+        f"loss.backward(){place or ''} in the loop over micro_batches(): {divisor} gradients are "
+        f"added up, and the loss {looks}; expected self.backward(loss), "
+        f"which divides it, or (loss / {divisor}).backward()."
+    )
 
 
 def _is_divided(node: Any) -> bool:
@@ -210,3 +245,22 @@ def _is_divided(node: Any) -> bool:
     if name.startswith("Add"):
         return all(map(_is_divided, node.next_functions))
     return not name or name.startswith(_DIVISIONS)
+
+
+def _divided_by(loss: Any, names: Mapping[str, Any]) -> int:
+    """Returns the whole number by which a loss was divided; 0 if it cannot be seen.
+
+    No node of paddle's tells its number. But the loss before has often a name where backward() is
+    called, as in `(loss / 4).backward()`.
+    """
+    node = loss.grad_fn
+    before = [] if node is None else [n for n in node.next_functions if n is not None]
+    if len(before) != 1 or _is_divided(before[0]):  # by two numbers
+        return 0
+    for value in names.values():
+        if isinstance(value, paddle.Tensor) and value.size == 1 and value.grad_fn is before[0]:
+            part, whole = loss.item(), value.item()
+            ratio = whole / part if part and math.isfinite(whole) else 0.0
+            is_whole = math.isfinite(ratio) and math.isclose(ratio, round(ratio), rel_tol=1e-3)
+            return round(ratio) if is_whole else 0
+    return 0

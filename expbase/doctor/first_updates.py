@@ -1,15 +1,16 @@
 """What the first updates of a start did: has a parameter changed, was a loss logged?
 
 Early, nothing is certain: a learning rate may begin at 0, a GradScaler may skip, gradients may wait
-for more batches, a replay buffer may be filled first. So there is one look, after many updates or
-after the last one; at schedules also after an epoch, by which many are stepped. Of a parameter a
-few elements are compared.
+for more batches, a replay buffer may be filled first. So there is one look after many updates or
+after the last one, and an early one for whom none of this explains; at schedules also after an
+epoch, by which many are stepped. Of a parameter a few elements are compared.
 
     FirstUpdates(experiment, internals, warn)     # it listens from then on
 """
 
 from __future__ import annotations
 
+import dis
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -18,20 +19,29 @@ from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
 
 from expbase.base.gradients import gradient
 from expbase.doctor.first_gradients import FirstGradients, Trace
+from expbase.doctor.first_steps import FirstSteps
 from expbase.doctor.loaders_by_hand import LoadersByHand
 from expbase.engine.internals import Internals
 from expbase.engine.loop import LOOP
-from expbase.events import CALLED_BY, heard_by, own_classes
+from expbase.events import CALLED_BY, heard_by, own_classes, own_methods
 from expbase.mixins_in_front import is_trial
 from expbase.state.optimizers import innermost
 from expbase.state.parts import StatefulObjects
 from expbase.state.sampled_elements import Samples
 from expbase.state.setup_checks import steps_by_itself, trained_in, updated_by
 
-LOOK_AFTER = 1000  # updates
+EARLY, LOOK_AFTER = 20, 1000  # updates
 READS_NOTHING = (
     "train_batch did not call self.read_batch(): the data it takes is not in the order of the "
     "seed, is not continued after a stop, and ends no epoch."
+)
+NOTHING_TRAINED = (
+    "no parameter has changed; expected self.backward(loss) and self.step_optimizers() in "
+    "train_batch, with a learning rate above 0."
+)
+NO_GRADIENTS = (
+    "no gradient has come, and no parameter has changed; expected self.backward(loss) and "
+    "self.step_optimizers() in train_batch, unless something has to be filled first."
 )
 NOTHING_LOGGED = (
     "nothing was logged, so a loss that is not finite is not noticed; expected "
@@ -72,11 +82,13 @@ class FirstUpdates:
         self._trained: TrainedParameters | None = None  # once training has begun
         self._gradients = FirstGradients(lambda: internals.divisor)
         self._by_hand = LoadersByHand(experiment)
+        self._steps = FirstSteps(experiment, internals, self._gradients)
         self._began = 0  # the iteration at which training began
         self._loop_began = -1  # the one at which going_on was called first
         self._epochs_at_begin = self._epochs_before = 0  # epochs that were used up
         self._left_out: list[str] = []  # layers that were told to be trained by nobody
         self._has_looked = False  # whether the late look was taken
+        self._told: set[str] = set()  # what was said at the early one
         listen = internals.listen
         self._leave = [
             listen("on_train_begin", self._note_begin),
@@ -95,6 +107,7 @@ class FirstUpdates:
         self._trained = TrainedParameters(optimizers)
         self._gradients.watch(optimizers)
         self._by_hand = LoadersByHand(self._experiment)
+        self._steps.watch(optimizers)
         self._began = self._experiment.iteration
         self._epochs_at_begin = self._epochs_before = self._internals.epochs_ended
 
@@ -119,6 +132,7 @@ class FirstUpdates:
 
     def _end_visit(self) -> None:
         self._gradients.close()
+        self._steps.close()
         while self._leave:
             self._leave.pop()()
 
@@ -131,12 +145,17 @@ class FirstUpdates:
         updates = self._experiment.iteration - self._loop_began
         is_whole_run = updates == self._experiment.iteration and self._internals.is_ending
         is_late = updates == LOOK_AFTER or (is_whole_run and updates < LOOK_AFTER)
+        is_early = updates == EARLY and not is_trial() and self._is_each_update_alike()
         self._has_looked |= is_late
+        self._say(self._steps.look())
         self._say(self._gradients.look())
         self._say(self._by_hand.look(has_validated=self._internals.has_validated))
         if is_late or updates == 1:
             self._say(self._trained_by_nobody())
-        self._say_in(updates, self._seen_in_updates(trained, updates, is_late=is_late))
+        seen = [*self._seen_in_updates(trained, updates, is_late=is_late, is_early=is_early)]
+        self._say_in(updates, (text for text in seen if self._is_news(text, updates)))
+        if is_early:
+            self._told |= {*seen}
         self._epochs_before = self._internals.epochs_ended
         if updates >= LOOK_AFTER and not trained.schedules:
             self._end_visit()
@@ -148,35 +167,52 @@ class FirstUpdates:
     def _say_in(self, updates: int, texts: Iterable[str]) -> None:
         self._say(f"in {updates} updates {text}" for text in texts)
 
+    def _is_each_update_alike(self) -> bool:
+        """Whether nothing explains that something is missing in the first ones.
+
+        Gradients have come, so no buffer is being filled; the learning rate is above 0; no code
+        that an update runs asks for the iteration, or takes a remainder.
+        """
+        internals = self._internals
+        is_training = self._gradients.have_come and any(internals.learning_rates().values())
+        return is_training and not acts_now_and_then(type(self._experiment))
+
+    def _is_news(self, text: str, updates: int) -> bool:
+        """Whether the early look has not said this; the missing step is said again after many."""
+        return text not in self._told or (text == NOTHING_TRAINED and updates == LOOK_AFTER)
+
     def _seen_in_updates(
-        self, trained: TrainedParameters, updates: int, *, is_late: bool
+        self, trained: TrainedParameters, updates: int, *, is_late: bool, is_early: bool
     ) -> Iterator[str]:
         """Yields what is missing, as far as so many updates show it."""
         internals = self._internals
-        if is_late:
+        is_time = is_late or is_early
+        if is_time:
             # What is logged is rank 0's, so it alone says that there is nothing.
             is_silent = not internals.has_logged and not self._experiment.rank
-            yield from trained.look()
+            missing = [*trained.look()]
+            yield from missing
             if is_silent and self._experiment.config.training.log_interval:
                 yield NOTHING_LOGGED
-            for event in internals.waiting:
+            waiting = {*internals.waiting} - self._steps.told
+            for event in sorted(waiting if not missing else ()):  # a missing step explains them
                 yield (
                     f"{event} never came, at which the experiment acts; expected "
                     f"self.{CALLED_BY[event]}() in train_batch, which calls it."
                 )
-        if self._is_time_to_have_read(updates, is_late=is_late) and not internals.batches_read:
+        if self._is_time_to_have_read(updates, is_late=is_time) and not internals.batches_read:
             yield READS_NOTHING
         is_next_epoch = self._epochs_before > self._epochs_at_begin
         if is_next_epoch or (is_late and not steps_by_epochs(type(self._experiment))):
             yield from trained.look_at_schedules(has_validated=internals.has_validated)
 
     def _seen_in_a_trial(self, trained: TrainedParameters) -> Iterator[str]:
-        """Yields what is missing, as far as two updates show it."""
+        """Yields what is missing, as far as the updates of a trial show it."""
         internals = self._internals
         if self._experiment.train_loader is not None and not internals.batches_read:
             yield READS_NOTHING
-        if internals.grad_scaler is None and any(internals.learning_rates().values()):
-            yield from trained.look()
+        if not self._gradients.have_come and any(trained.look()):  # else the trial itself fails
+            yield NO_GRADIENTS
         if not steps_by_epochs(type(self._experiment)):  # an epoch is too long for a trial
             yield from trained.look_at_schedules(has_validated=True)
 
@@ -218,10 +254,7 @@ class TrainedParameters:
     def look(self) -> Iterator[str]:
         """Yields that nothing was trained: how it goes on after "in 1000 updates"."""
         if self._before.of and not self._before.have_changed():  # an optimizer of no base has none
-            yield (
-                "no parameter has changed; expected loss.backward() and optimizer.step() in "
-                "train_batch, with a learning rate above 0."
-            )
+            yield NOTHING_TRAINED
 
     def look_at_schedules(self, *, has_validated: bool) -> Iterator[str]:
         """Yields which schedule nobody has stepped, once: how it goes on after "in 20 updates"."""
@@ -241,6 +274,18 @@ class TrainedParameters:
 def steps_by_epochs(experiment: type) -> bool:
     """Returns whether something of a user's class may step a schedule more rarely than updates."""
     return bool(_RARE & heard_by(experiment).union(*map(vars, own_classes(experiment))))
+
+
+def acts_now_and_then(experiment: type) -> bool:
+    """Returns whether the updates of a user's class may differ: by their number, or a remainder."""
+    of_updates = {
+        name: method
+        for name, method in own_methods(experiment).items()
+        if not name.startswith(("on_", "setup", "valid"))
+    }
+    steps = [one for method in of_updates.values() for one in dis.get_instructions(method)]
+    is_remainder = any(s.argrepr in ("%", "%=") or "MODULO" in s.opname for s in steps)
+    return is_remainder or any(s.argval == "iteration" for s in steps)
 
 
 def _place(schedule: Any) -> tuple[Any, Any]:

@@ -287,8 +287,8 @@ class Internals:
 
         Args:
             event: The name of an event, or of a moment: `ready`, when setup has ended; `begin`,
-                before the first update; `micro_batches`; `capture`, of the state;
-                `ranks_differ`, with what they have exchanged.
+                before the first update; `micro_batches`; `clip_gradients`; `capture`, of the
+                state; `ranks_differ`, with what they have exchanged.
             function: It is called with the event's arguments.
 
         Returns:

@@ -10,6 +10,7 @@ too, that are no events:
     ready           setup has ended, and what it has made is noted
     begin           training begins, after on_train_begin; in a loop without run(), too
     micro_batches   a loop over the batches of one update begins
+    clip_gradients  the mixin GradientClipping clips, in a step or by hand
     capture         the state was copied for a checkpoint; its walk is at hand
     ranks_differ    at a save what they should have alike is not; with what they have exchanged
 """

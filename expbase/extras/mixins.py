@@ -292,6 +292,7 @@ class GradientClipping(ExperimentBase):
         Raises:
             ValueError: A gradient is sparse.
         """
+        self.internals.fire("clip_gradients")  # for guests
         stepping = optimizers or self.internals.stepping
         # By identity: several optimizers may have a parameter, or one has it twice.
         parameters = {id(p): p for each in stepping for p in parameters_of(each)}

@@ -83,9 +83,8 @@ class CartPole(ExperimentBase):
             order = np.random.permutation(len(samples[0]))
             for some in np.array_split(order, self.config.optim.num_minibatches):
                 loss = self.compute_loss(*(paddle.to_tensor(column[some]) for column in samples))
-                loss.backward()
-                self.optimizer.step()
-                self.optimizer.clear_grad()
+                self.backward(loss)
+                self.step_optimizers()
         self.scheduler.step()
 
     @paddle.no_grad()

@@ -127,9 +127,8 @@ class Clicks(ExperimentBase):
     def train_batch(self):
         fields, clicks = self.read_batch()
         loss = F.binary_cross_entropy_with_logits(self.model(fields), clicks)
-        loss.backward()
-        self.optimizer.step()
-        self.optimizer.clear_grad()
+        self.backward(loss)
+        self.step_optimizers()
         self.log(loss=loss)
 
     def valid(self):

@@ -99,9 +99,8 @@ class Galaxy(ExperimentBase):
 
     def train_batch(self):
         loss = criterion(*self.model(self.read_batch()))
-        loss.backward()
-        self.optimizer.step()
-        self.optimizer.clear_grad()
+        self.backward(loss)
+        self.step_optimizers()
         self.scheduler.step()
         self.log(loss=loss)
 

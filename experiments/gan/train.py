@@ -64,16 +64,14 @@ class Gan(ExperimentBase):
         with paddle.no_grad():
             fake = self.generate(len(real))
         d_loss = F.softplus(-self.judge(real)).mean() + F.softplus(self.judge(fake)).mean()
-        d_loss.backward()
-        self.d_optimizer.step()
-        self.d_optimizer.clear_grad()
+        self.backward(d_loss)
+        self.step_optimizers(self.d_optimizer)
         self.log(d_loss=d_loss)
 
         if self.iteration % self.config.optim.generator_interval == 0:
             g_loss = F.softplus(-self.judge(self.generate(len(real)))).mean()
-            g_loss.backward()
-            self.g_optimizer.step()
-            self.g_optimizer.clear_grad()
+            self.backward(g_loss)
+            self.step_optimizers(self.g_optimizer)
             self.d_optimizer.clear_grad()  # g_loss left gradients in the discriminator, too
             self.log(g_loss=g_loss)
 

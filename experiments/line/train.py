@@ -18,9 +18,8 @@ class Line(ExperimentBase):
     def train_batch(self):
         x, y = self.read_batch()
         loss = paddle.nn.functional.mse_loss(self.model(x), y)
-        loss.backward()
-        self.optimizer.step()
-        self.optimizer.clear_grad()
+        self.backward(loss)
+        self.step_optimizers()
         self.log(loss=loss)
 
     def valid(self):

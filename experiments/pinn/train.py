@@ -130,7 +130,7 @@ class Pinn(ExperimentBase):
         if since_adam < 0:
             self.collocation = self.draw_points(self.config.adam.num_collocation)
             loss = self.closure()
-            self.adam.step()
+            self.adam.step()  # by hand: the closure, which LBFGS needs, clears and goes backward
             self.schedule.step()
         else:
             if since_adam % self.config.lbfgs.redraw_interval == 0:

@@ -121,7 +121,7 @@ def test_a_closer_look_is_shown_to_be_harmless_and_another_loss_is_not(project: 
 
 @pytest.mark.long
 def test_a_breakpoint_is_reached_and_the_numbers_stay_the_same(project: Path) -> None:
-    line = "        loss.backward()\n"
+    line = "        self.backward(loss)\n"
     stop = textwrap.indent(BREAK, " " * 8)
     (project / "train.py").write_text(changed((line, line + stop)))
     done = do(CLOSER, project, typed="p self.iteration\np y\nc\n")

@@ -111,6 +111,11 @@ def test_there_is_one_look_in_a_run_and_one_that_goes_on_has_more_time(
     told = capfd.readouterr().err
     assert told.count("in 5 updates no parameter has changed") == 1
     assert told.count("nothing was logged") == 1
+    monkeypatch.setattr("expbase.doctor.first_updates.EARLY", 3)
+    trained(Forgetful, tmp_path / "early", max_iteration=7, save_interval=0, valid_interval=0)
+    told = capfd.readouterr().err
+    looks = re.findall(r"\[(\d)\] in \d updates (no parameter|nothing was logged)", told)
+    assert looks == [("3", "no parameter"), ("3", "nothing was logged"), ("5", "no parameter")]
     trained(Tiny, tmp_path / "other", max_iteration=2)
     trained(Forgetful, tmp_path / "other", max_iteration=4)
     # Two updates of a run that goes on are too few to say so.

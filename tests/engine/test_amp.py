@@ -213,3 +213,56 @@ def test_gradients_of_float32_that_an_update_leaves_to_weights_in_16_bits_are_re
             trained(Every, tmp_path / output, max_iteration=end)
     end = "checkpoints/step-00000006"
     same_bits(tmp_path / "whole" / end, tmp_path / "parts" / end)
+
+
+class Plain(Mixed):
+    """The step by hand: self.backward scales the loss, and nobody divides the gradients."""
+
+    def step_optimizers(self, *optimizers: Any) -> None:
+        self.optimizer.step()
+        self.optimizer.clear_grad()
+
+
+class Unscaled(Mixed):
+    """The backward by hand: the step divides gradients that nobody has multiplied."""
+
+    def backward(self, loss: Any) -> None:
+        loss.backward()
+
+
+class ByHand(Plain, Unscaled):
+    """Both by hand, as paddle's own pages write it."""
+
+    def backward(self, loss: Any) -> None:
+        self.scaler.scale(loss).backward()
+
+    def step_optimizers(self, *optimizers: Any) -> None:
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.clear_grad()
+
+
+@pytest.mark.parametrize(
+    ("experiment", "line"),
+    [
+        (Mixed, ""),
+        (ByHand, ""),
+        (
+            Plain,
+            "[1] self.optimizer has stepped, and its gradients are still multiplied by the "
+            "GradScaler's scale; expected self.step_optimizers().",
+        ),
+        (
+            Unscaled,
+            "[1] self.optimizer has stepped, and its gradients were divided by the GradScaler's "
+            "scale, and the loss was not multiplied by it; expected self.backward(loss).",
+        ),
+    ],
+)
+def test_half_of_a_scaler_is_told_after_the_first_step(
+    tmp_path: Path, experiment: type[Tiny], line: str
+) -> None:
+    trained(experiment, tmp_path, max_iteration=3, log_interval=1)
+    log = (tmp_path / "worker_0.log").read_text().splitlines()
+    warned = [text.partition("WARNING: ")[2] for text in log if "WARNING: " in text]
+    assert warned == [line] * bool(line)

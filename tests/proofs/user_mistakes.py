@@ -101,14 +101,27 @@ MISTAKES = [
     update(
         "no step",
         "self.loss().backward()\nself.optimizer.clear_grad()",
-        r"\[6\] in 6 updates no parameter has changed; expected loss\.backward",
+        r"\[6\] in 6 updates no parameter has changed; expected self\.backward",
     ),
     update(
         "no step, and gradients add up",
         "self.loss().backward()",
-        r"in 6 updates no parameter has changed; expected loss\.backward.*step",
+        r"in 6 updates no parameter has changed; expected self\.backward.*step",
     ),
     update("no backward", "self.loss()\nself.update()", "in 6 updates no parameter has changed"),
+    update(
+        "no step, in a run that is long enough to be told early",
+        "self.loss().backward()\nself.optimizer.clear_grad()",
+        r"\[20\] in 20 updates no parameter has changed; expected self\.backward",
+        words=["max_iteration=30", "save_interval=30", "valid_interval=30"],
+    ),
+    update(
+        "nothing is logged, in a run that is long enough to be told early",
+        "points, labels = self.read_batch()\n"
+        "F.cross_entropy(self.model(points), labels).backward()\nself.update()",
+        r"\[20\] in 20 updates nothing was logged",
+        words=["max_iteration=30", "save_interval=30", "valid_interval=30"],
+    ),
     update(
         "nothing is logged",
         "points, labels = self.read_batch()\n"
@@ -167,6 +180,62 @@ MISTAKES = [
         """,
         r"\[1\] loss\.backward\(\) \(.*\.py:\d+\) in the loop over micro_batches\(\): 4 gradients",
         words=["accumulation_steps=4"],
+    ),
+    update(
+        "a loss that is divided by another number of micro-batches",
+        """
+        for points, labels in self.micro_batches():
+            loss = F.cross_entropy(self.model(points), labels)
+            (loss / 2).backward()
+            self.log(loss=loss)
+        self.update()
+        """,
+        r"\[1\] loss\.backward\(\) \(.*\.py:\d+\) in the loop over micro_batches\(\): 8 gradients "
+        r"are added up, and the loss is divided by 2; expected self\.backward\(loss\)",
+        words=["accumulation_steps=8"],
+    ),
+    Case(
+        "a hook of a step that is made by hand",
+        """
+        class Experiment(Base):
+            @on("on_before_optimizers_step")
+            def look(self):
+                print("a step")
+        """,
+        r"\[1\] self\.optimizer has stepped, and on_before_optimizers_step, at which the "
+        r"experiment acts, has not come; expected self\.step_optimizers\(\)",
+    ),
+    Case(
+        "a hook of a step that is made by hand with every third batch",
+        """
+        from expbase.extras.all_events import AllEvents
+
+        class Experiment(AllEvents, Base):
+            def on_after_optimizers_step(self):
+                print("a step")
+
+            def on_after_backward(self):
+                print("a backward")
+
+            def train_batch(self):
+                self.loss().backward()
+                if self.iteration % 3 == 0:
+                    self.update()
+        """,
+        r"\[3\] self\.optimizer has stepped, and on_after_backward, at which .*; "
+        r"on_after_optimizers_step, at which .*; expected self\.backward\(loss\), and "
+        r"self\.step_optimizers\(\)",
+    ),
+    Case(
+        "GradientClipping, and a step by hand",
+        """
+        from expbase.extras.mixins import GradientClipping
+
+        class Experiment(GradientClipping, Base):
+            pass
+        """,
+        r"\[1\] self\.optimizer has stepped, and GradientClipping has clipped nothing; expected "
+        r"self\.step_optimizers\(\), or self\.clip_gradients\(self\.optimizer\) before the step",
     ),
     Case(
         "a schedule that nobody steps",
@@ -587,6 +656,49 @@ ODD = [
         words=["max_iteration=40", "save_interval=6", "log_interval=1"],
     ),
     update(
+        "gradients added up by hand, over more updates than the early look waits for",
+        "(self.loss() / 25).backward()\nif self.iteration % 25 == 0:\n    self.update()",
+        words=["max_iteration=30", "save_interval=30", "valid_interval=30"],
+    ),
+    Case(
+        "a count of one's own that logs and steps, and a buffer",
+        """
+        class Experiment(Base):
+            def setup_model(self):
+                super().setup_model()
+                self.count = 0
+                self.kept = []
+
+            def train_batch(self):
+                points, labels = self.read_batch()
+                self.kept.append(points)
+                if len(self.kept) < 22:
+                    return
+                self.count += 1
+                loss = F.cross_entropy(self.model(points), labels)
+                loss.backward()
+                if self.count % 3 == 0:
+                    self.update()
+                    self.log(loss=loss)
+        """,
+        words=["max_iteration=30", "save_interval=30", "valid_interval=30"],
+    ),
+    Case(
+        "a learning rate that is 0 for more updates than the early look waits for",
+        """
+        class Experiment(Base):
+            def setup_model(self):
+                super().setup_model()
+                self.rate = paddle.optimizer.lr.PiecewiseDecay([22], [0.0, 0.1])
+                self.optimizer = paddle.optimizer.SGD(self.rate, self.model.parameters())
+
+            def train_batch(self):
+                super().train_batch()
+                self.rate.step()
+        """,
+        words=["max_iteration=30", "save_interval=30", "valid_interval=30"],
+    ),
+    update(
         "gradients that are stepped with at the beginning of the next update",
         "if self.iteration % 3 == 1:\n    self.update()\n(self.loss() / 3).backward()",
         words=["max_iteration=40", "log_interval=1"],
@@ -659,6 +771,49 @@ ODD = [
                 loss = 0.25 * loss
             loss.backward()
             self.log(loss=4 * loss)
+        self.update()
+        """,
+        words=["accumulation_steps=4"],
+    ),
+    Case(
+        "gradients that are clipped by hand before a step by hand",
+        """
+        from expbase.extras.mixins import GradientClipping
+
+        class Experiment(GradientClipping, Base):
+            def train_batch(self):
+                self.loss().backward()
+                self.clip_gradients(self.optimizer)
+                self.update()
+        """,
+    ),
+    Case(
+        "two optimizers of one net by turns, with a hook, and weights that are clipped",
+        """
+        from expbase.extras.mixins import GradientClipping
+
+        class Experiment(GradientClipping, Base):
+            def setup_model(self):
+                super().setup_model()
+                self.sgd = paddle.optimizer.SGD(0.1, parameters=self.model.parameters())
+
+            def on_before_optimizers_step(self):
+                assert self.internals.stepping
+
+            def train_batch(self):
+                self.backward(self.loss())
+                self.step_optimizers(self.sgd if self.iteration % 2 else self.optimizer)
+                for parameter in self.model.parameters():
+                    parameter.set_value(parameter.clip(-0.3, 0.3))
+        """,
+    ),
+    update(
+        "a loss that is divided by the samples of all micro-batches",
+        """
+        for points, labels in self.micro_batches():
+            loss = F.cross_entropy(self.model(points), labels, reduction="sum")
+            (loss / (4 * 20)).backward()
+            self.log(loss=loss / 20)
         self.update()
         """,
         words=["accumulation_steps=4"],
