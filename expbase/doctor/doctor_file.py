@@ -52,8 +52,10 @@ def conditions_of(experiment: Any, code: Code) -> str:
     """Returns a checksum of all on which what setup makes may depend, but for the data.
 
     That is code, packages, number of ranks, config and options, without how long and where it
-    trains.
+    trains. Of a notebook, whose code is in no file, nobody knows: "".
     """
+    if not code.files:
+        return ""
     config = flatten(experiment.config)
     keys = [key for key in config if not key.startswith("training.") or key == "training.seed"]
     own = {name: value for name, value in vars(experiment.args).items() if name not in _OF_EACH}

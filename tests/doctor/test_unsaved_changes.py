@@ -19,10 +19,12 @@ import paddle
 import pytest
 from paddle.io import DataLoader, Subset, TensorDataset
 from starts import Start
-from tiny import Notes, Points, Tiny, trained
+from tiny import Notes, Points, Tiny, make, trained
 
 from expbase.base import rng
 from expbase.doctor import doctor, unsaved_changes
+from expbase.doctor.doctor_file import conditions_of
+from expbase.record.sources import Code
 from expbase.state import changed_values, walk
 
 CHANGED = ": changed in training, and in no checkpoint: a resumed run has what setup makes of it."
@@ -466,6 +468,12 @@ def test_a_split_without_a_seed_is_warned_of_at_a_resume(
     (line,) = [line for line in said if OTHER_SAMPLES in line] or [""]
     where = "self.train_loader.dataset.indices, self.valid_loader.dataset.tensors.0"
     assert (f"WARNING: {where}: {OTHER_SAMPLES}" in line) == is_told
+
+
+def test_whether_the_cells_of_a_notebook_are_the_same_is_unknown(tmp_path: Path) -> None:
+    exp = make(Split, tmp_path)
+    assert conditions_of(exp, Code("Split", {"train.py": b"1"}, tmp_path, 1))
+    assert conditions_of(exp, Code("Split", {}, tmp_path, 1)) == ""
 
 
 def test_what_is_no_sample_is_set_otherwise_as_before(
