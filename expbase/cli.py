@@ -238,6 +238,12 @@ def main(
             show(dump_yaml(resolved(config)), end="")
             return None
         check_options(args)
+        is_of_notebook = experiment.__module__ == "__main__" and _is_in_notebook()
+        if is_of_notebook and (args.nprocs != 1 or args.restarts):
+            raise ConfigError(
+                "--nprocs, --restarts: new processes cannot import a class of a notebook; expected "
+                f"it in a file: %%writefile train.py, and from train import {experiment.__name__}."
+            )
         args.nprocs = args.nprocs or -config.training.shares  # negative: at most so many
         if not args.nprocs:
             raise ConfigError("--nprocs: auto given; expected a number, or training.shares, too.")

@@ -371,6 +371,18 @@ def test_a_users_parser_may_have_options_of_its_own(capsys: pytest.CaptureFixtur
     assert "optim:" in capsys.readouterr().out
 
 
+def test_a_class_of_a_notebook_is_not_given_to_new_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Cell(Demo): ...
+
+    monkeypatch.setattr(sys, "argv", ["/lib/ipykernel_launcher.py", "-f", "/run/kernel-1.json"])
+    Cell.__module__ = "__main__"
+    for words in (["--nprocs", "2"], ["--restarts", "1"]):
+        with pytest.raises(SystemExit, match=r"%%writefile train\.py, and from train import Cell"):
+            main(Cell, argv=["--output", "run", *words])
+
+
 def test_a_default_config_that_is_no_classmethod_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
