@@ -107,6 +107,7 @@ def test_the_signatures_of_the_board_s_methods_are_those_of_the_code() -> None:
 THEIRS = (
     "(signal",
     "attempted relative",
+    "Cannot create a consistent",
     "Unexpected BUS",
     "gloo",
     "PreconditionNotMet",
