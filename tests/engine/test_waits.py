@@ -16,6 +16,7 @@ import pytest
 from tiny import make
 
 from expbase import ExperimentBase
+from expbase.doctor.first_updates import EARLY
 from expbase.extras.mixins import GradientClipping
 
 pytestmark = pytest.mark.pretend
@@ -72,7 +73,7 @@ def begun(experiment: type[ExperimentBase], output: Path, **training: Any) -> An
     by_default = {"max_iteration": 1000, "valid_interval": 1000, "save_interval": 1000}
     exp = make(experiment, output, **by_default, log_interval=10, **training)
     exp.setup()
-    iterate(exp, 10)
+    iterate(exp, EARLY)
     return exp
 
 
