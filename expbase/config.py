@@ -393,7 +393,8 @@ def _merged(config: Config, changes: Mapping[str, Any], source: str) -> Config:
             name, rest = _first_key(node, rest)
         if not _takes(node, name):
             refuse_gone(key)
-            hint = _OF_MIXINS.get(key.partition(".")[0]) if "." in key else None
+            section = key.partition(".")[0]
+            hint = _OF_MIXINS.get(section) if "." in key and section not in config else None
             raise ConfigError(
                 f"{source}: unknown key {key!r}."
                 + (hint or did_you_mean(key, sorted(flatten(config))))

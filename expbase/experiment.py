@@ -508,6 +508,7 @@ class ExperimentBase(Events):
     def backward(self, loss: Any) -> None:
         """Adds the gradients of a loss: loss.backward(), divided for a mean over micro-batches.
 
+        It is divided in a loop over micro_batches() alone; after the loop a loss counts whole.
         A paddle.amp.GradScaler that is an attribute of the experiment scales the loss. Where you
         call loss.backward() yourself in a loop over micro_batches, divide the loss by
         `training.shares or training.accumulation_steps`.

@@ -19,6 +19,7 @@ from expbase import Config, ConfigError, default_argument_parser, get_default_tr
 from expbase import config as config_module
 from expbase.cli import load_config
 from expbase.config import adopt, differences, dump_yaml, fill, flatten, load_yaml
+from expbase.extras.mixins import ExponentialMovingAverage
 from expbase.training import TrainingKeys, check_training, resolved
 
 DEFAULTS = {
@@ -269,6 +270,13 @@ def test_a_misspelt_section_is_answered_with_the_right_one() -> None:
 def test_a_section_of_a_mixin_that_is_not_there_names_the_mixin() -> None:
     text = complaint(from_options, "early_stopping.patience=3")
     assert "'early_stopping.patience'. The mixin EarlyStopping has it: `from expbase.extras" in text
+
+
+def test_a_mistyped_key_of_a_mixin_that_is_there_is_named() -> None:
+    class Averaged(ExponentialMovingAverage, Tiny): ...
+
+    with pytest.raises(ConfigError, match=r"key 'ema\.deacy'\. Did you mean 'ema\.decay'\?"):
+        load_config(Averaged, default_argument_parser().parse_args(["ema.deacy=0.9"]))
 
 
 def test_a_key_like_no_other_is_answered_with_all_names() -> None:
