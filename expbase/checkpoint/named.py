@@ -38,8 +38,8 @@ def find_at(path: Path) -> Path:
         if newest := storage.newest_verified(directory):
             return newest
     raise CheckpointError(
-        f"{path}: no intact checkpoint there; expected a directory like {FOLDER}/{name_of(400)}, "
-        "or the output directory of a run."
+        f"{path}: no intact checkpoint there; expected the output directory of a run, or with it "
+        f"the checkpoint that is meant: RUN/best, RUN/400, RUN/{FOLDER}/{name_of(400)}."
     )
 
 
