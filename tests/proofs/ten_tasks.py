@@ -8,10 +8,11 @@ commands that he gives. `Task.check` looks at the run for what the task promises
 
 A line counts if it is there because of expbase: a line of a script with a name of ours, unless it
 stands in the script without the task, too, or a command (of the launcher of paddle, too; `python
-train.py` counts once). Plain Paddle does not count: net, loss, data, optimizer, `loss.backward()`.
+train.py` counts once). Plain Paddle does not count: net, loss, data, optimizer, schedule.
 A name of ours is a class, function, method, attribute, config key or command-line option of expbase
 that a reader must know; over the ten each counts once. Names of nets, optimizers and schedules on
-`self` are free. They are found by Python's parser, not by hand: see `names_in`.
+`self` are free. They are found by Python's parser, not by hand: see `names_in`. Beside ours the
+table has three other libraries by the same rule, as text: ten_tasks_of_others.py.
 
 What the proof adds to a command makes the run short, and no task needs it: SHORT,
 `Task.short`.
@@ -29,9 +30,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import ten_tasks_of_others as others
 
 import expbase
 from expbase import ExperimentBase, default_argument_parser, get_default_training_config
@@ -39,8 +42,8 @@ from expbase.cli import add_options_of_main
 from expbase.extras import mixins
 from expbase.record.visualizer import FILE_NAME, Visualizer
 
-MOST_LINES = 30
-MOST_NAMES = 22
+MOST_LINES = 31
+MOST_NAMES = 24
 SHORT = ["--device", "cpu", "training.max_iteration=8", "training.log_interval=1"]
 TRAIN = "python train.py"
 
@@ -66,9 +69,8 @@ class Sides(ExperimentBase):
     def train_batch(self):
         points, sides = self.read_batch()
         loss = paddle.nn.functional.cross_entropy(self.net(points), sides)
-        loss.backward()
-        self.adam.step()
-        self.adam.clear_grad()
+        self.backward(loss)
+        self.step_optimizers()
         self.log(loss=loss)
 
 
@@ -108,15 +110,16 @@ from expbase.extras.mixins import EarlyStopping
 """,
     "class Sides(ExperimentBase):": "class Sides(EarlyStopping, ExperimentBase):",
 }
+# A train_batch that has this loop from the beginning needs the command alone.
 ACCUMULATED = {
     """\
         points, sides = self.read_batch()
         loss = paddle.nn.functional.cross_entropy(self.net(points), sides)
-        loss.backward()
+        self.backward(loss)
 """: """\
         for points, sides in self.micro_batches():
             loss = paddle.nn.functional.cross_entropy(self.net(points), sides)
-            (loss / 4).backward()
+            self.backward(loss)
 """,
 }
 WARMED_UP = {
@@ -124,8 +127,8 @@ WARMED_UP = {
         self.rate = paddle.optimizer.lr.LinearWarmup(0.1, 5, start_lr=0.0, end_lr=0.1)
         self.adam = paddle.optimizer.Adam(self.rate, parameters=self.net.parameters())
 """,
-    "        self.adam.clear_grad()\n": """\
-        self.adam.clear_grad()
+    "        self.step_optimizers()\n": """\
+        self.step_optimizers()
         self.rate.step()
 """,
 }
@@ -231,32 +234,49 @@ class Task:
 
     name: str
     commands: Sequence[str]
-    check: Callable[[Run], None]
+    check: Callable[[Run], None] | None  # None: of another library, which does not run
     changes: Mapping[str, str] = field(default_factory=dict)
     after: Task | None = None  # whose script is changed; None: this is the first one
     short: Sequence[str] = ()
     killed: bool = False  # whether the run is killed, and its command given again
+    library: others.Library | None = None  # None: ours
 
     @property
     def script(self) -> str:
         """The whole script."""
-        text = self.after.script if self.after else FIRST.lstrip()
+        begin = self.library.first if self.library else FIRST
+        text = self.after.script if self.after else begin.lstrip()
         for old, new in self.changes.items():
             assert text.count(old) == 1, (self.name, old)
             text = text.replace(old, new)
         return text
 
     def lines(self) -> list[str]:
-        """Returns its lines of ours, which are not there without the task."""
-        there = self.after.script.splitlines() if self.after else []
-        lines = self.script.splitlines()
-        numbers = {number for number, _ in names_in(self.script)}
-        own = [lines[number - 1].strip() for number in sorted(numbers)]
-        return [line for line in own if line not in map(str.strip, there)] + self.new_commands()
+        """Returns its lines of the library, which are not there without the task."""
+        numbers = {number for number, _ in self.found()}
+        return [line for n, line in self.new_lines() if n in numbers] + self.new_commands()
+
+    def plain_lines(self) -> list[str]:
+        """Returns its other lines, which the user writes in any library's way."""
+        numbers = {number for number, _ in self.found()}
+        return [line for number, line in self.new_lines() if number not in numbers]
+
+    def new_lines(self) -> Iterator[tuple[int, str]]:
+        """Yields each line that is not there without the task, with its number."""
+        there = {"", *(map(str.strip, self.after.script.splitlines()) if self.after else ())}
+        for number, line in enumerate(self.script.splitlines(), 1):
+            if line.strip() not in there:
+                yield number, line.strip()
+
+    def found(self) -> Iterator[tuple[int, str]]:
+        """Yields each name of the library in the script, with the number of its line."""
+        if self.library is None:
+            return names_in(self.script)
+        return names_of_others_in(self.script, self.library.names)
 
     def names(self) -> set[str]:
-        """Returns the names of ours in its script and its commands."""
-        found = {name for _, name in names_in(self.script)}
+        """Returns the names of the library in its script and its commands."""
+        found = {name for _, name in self.found()}
         return found | {name for command in self.commands for name in names_in_command(command)}
 
     def new_commands(self) -> list[str]:
@@ -339,6 +359,23 @@ def names_in(script: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, name
 
 
+def names_of_others_in(script: str, names: Set[str]) -> Iterator[tuple[int, str]]:
+    """Yields each name of another library in a script, with the number of its line."""
+    for node in ast.walk(ast.parse(script)):
+        match node:
+            case ast.FunctionDef(name=name) | ast.Name(id=name) | ast.Attribute(attr=name):
+                said = [name]
+            case ast.ImportFrom(names=aliases):
+                said = [alias.name for alias in aliases]
+            case ast.keyword(arg=str(name)):
+                said = [name]
+            case ast.Dict(keys=keys):
+                said = [key.value for key in keys if isinstance(key, ast.Constant)]
+            case _:
+                continue
+        yield from ((node.lineno, name) for name in said if name in names)
+
+
 def names_in_command(command: str) -> Iterator[str]:
     """Yields each config key and each option of ours in a command."""
     parser = default_argument_parser()
@@ -350,21 +387,60 @@ def names_in_command(command: str) -> Iterator[str]:
             yield name.removeprefix("training.")
 
 
-def count() -> tuple[int, int, list[str]]:
-    """Returns the lines and the names of all tasks, and a table of what each has beside those
-    before it.
-    """
-    lines = 0
-    names: set[str] = set()
-    rows = []
+def tasks_of(library: others.Library) -> list[Task | None]:
+    """Returns the ten tasks of another library; None for one that cannot be done with it."""
+    made: dict[str, Task] = {}
     for task in TASKS:
-        own = task.lines()
-        new = task.names() - names
-        names |= new
-        lines += len(own)
-        rows.append(f"{task.name:<20} {len(own):>5} {len(new):>5}   {' '.join(sorted(new))}")
-    head = f"{'task':<20} {'lines':>5} {'names':>5}"
-    return lines, len(names), [head, *rows, f"{'in all':<20} {lines:>5} {len(names):>5}"]
+        changes = library.changes.get(task.name, {})
+        if changes is not None:
+            made[task.name] = Task(
+                task.name,
+                [library.commands.get(task.name, TRAIN)],
+                None,
+                changes,
+                made[task.after.name] if task.after else None,
+                killed=task.killed,
+                library=library,
+            )
+    return [made.get(task.name) for task in TASKS]
+
+
+def column(tasks: Sequence[Task | None]) -> tuple[list[tuple[int, int, int]], list[str]]:
+    """Returns a library's numbers of each task: its lines, its names beside those before it, and
+    the plain lines; and all of its names, in order.
+    """
+    names: dict[str, None] = {}
+    rows = []
+    for task in tasks:
+        new = sorted(task.names() - names.keys()) if task else []
+        names |= dict.fromkeys(new)
+        lines, plain = (task.lines(), task.plain_lines()) if task else ([], [])
+        rows.append((len(lines), len(new), len(plain)))
+    return rows, [*names]
+
+
+def count() -> tuple[int, int, list[str]]:
+    """Returns the lines and the names of all tasks, and a table with the other libraries."""
+    columns: dict[str, list[Task | None]] = {"expbase": [*TASKS]}
+    columns |= {library.name: tasks_of(library) for library in others.LIBRARIES}
+    short = {library.name: library.falls_short for library in others.LIBRARIES}
+    counted = {name: column(tasks) for name, tasks in columns.items()}
+    table = [f"{'lines names +plain':<20}" + "".join(f"{name:>15}" for name in columns)]
+    for number, task in enumerate(TASKS):
+        row = f"{task.name:<20}"
+        for name, (rows, _) in counted.items():
+            numbers = "{:>4} {:>4} {:>+4}".format(*rows[number]) if columns[name][number] else "-"
+            row += f"{numbers:>14}" + ("*" if task.name in short.get(name, ()) else " ")
+        table.append(row.rstrip())
+    sums = {name: [sum(c) for c in zip(*rows, strict=True)] for name, (rows, _) in counted.items()}
+    table.append(
+        f"{'in all':<20}" + "".join("{:>5} {:>4} {:>+4} ".format(*s) for s in sums.values())
+    )
+    for name, (_, names) in counted.items():
+        table.append(f"{name}: {' '.join(names)}")
+        table += [f"  * {task}: {text}" for task, text in short.get(name, {}).items()]
+    lines, names, _ = sums["expbase"]
+    return lines, names, table
 
 
 # --- running ---------------------------------------------------------------------------------
@@ -385,6 +461,7 @@ def run(task: Task, folder: Path) -> None:
             started(words, straight)
             kill_after_a_checkpoint(words, folder)
         said += started(words, folder)
+    assert task.check is not None
     task.check(Run(folder, said))
 
 
