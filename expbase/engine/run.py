@@ -540,6 +540,7 @@ class Run:
         try:
             with may_be_left:
                 self.events.fire("on_train_end")
+                collectives.barrier("the end of on_train_end")  # none has gone on if one leaves
         except ValidationLeft:
             self.report.metrics.meter.clear()
             return loop.leave_on_train_end()
