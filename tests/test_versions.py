@@ -148,7 +148,7 @@ TOOLS = "import runpy; runpy.run_module('expbase', run_name='__main__')"
     [
         (SCRIPT, ["train.py", "--output", "out"], 78, "train.py: error: Windows"),
         (BY_HAND, ["train.py"], 1, "by hand: Windows"),
-        (TOOLS, ["expbase", "new", "mine"], 1, "python -m expbase new: error: Windows"),
+        (TOOLS, ["expbase", "new", "mine"], 78, "python -m expbase new: error: Windows"),
     ],
 )
 def test_windows_is_refused_in_one_line(
