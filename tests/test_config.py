@@ -513,6 +513,7 @@ def test_a_key_with_a_dot_is_given_as_it_is_written(tmp_path: Path) -> None:
         config.merge_from_list(["rates.conv1.bias=2"])
 
 
+@pytest.mark.long
 def test_the_file_of_a_run_may_be_long_and_one_that_was_named_by_mistake_may_not(
     tmp_path: Path,
 ) -> None:

@@ -242,7 +242,7 @@ def test_it_goes_on_until_a_parameter_has_changed(
     assert "passed: 52 updates, no parameter changed, val" in capfd.readouterr().out
 
 
-@pytest.mark.parametrize("advice", [[], ["--no_advice"]])
+@pytest.mark.parametrize("advice", [[], pytest.param(["--no_advice"], marks=pytest.mark.long)])
 def test_a_missing_step_fails_and_a_buffer_that_is_filled_first_does_not(
     temporary: Path, capfd: pytest.CaptureFixture[str], advice: list[str]
 ) -> None:

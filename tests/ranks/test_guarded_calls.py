@@ -90,7 +90,7 @@ NOT_THERE = {
     *("init_parallel", "setup_output_dir", "dump_config", "setup_visualizer", "setup_logger"),
     *("setup_checkpointer", "check_setup", "going_on", "end_iteration", "default_config"),
 }
-QUICK = {("save", "3"), ("save", "4"), ("evaluate", "4")}
+QUICK = {("evaluate", "4")}
 
 
 def answer(folder: Path, call: str, place: str, restarts: int = 1) -> tuple[int, str]:
