@@ -440,7 +440,7 @@ class Experiment(Tiny):
         return super().valid()
 """,
         r"Experiment\.valid: self\.average\(\) needs all ranks, and @rank_zero_only",
-        1,
+        78,
         2,
     ),
     Case(
