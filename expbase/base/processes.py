@@ -204,15 +204,15 @@ def machine() -> str:
 
 
 def began(pid: int) -> float:
-    """Returns when another process began, in seconds since 1970; infinity if it does not run."""
+    """Returns when a process began, in seconds since 1970; infinity if it does not run."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         state = "X"
     if state in "ZX":
         return float("inf")
-    since_boot = float(Path("/proc/uptime").read_text().split()[0])
-    return time.time() - since_boot + int(fields[18]) / os.sysconf("SC_CLK_TCK")
+    boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return boot + int(fields[18]) / os.sysconf("SC_CLK_TCK")  # starttime, of man proc
 
 
 def ending(pid: int | None) -> tuple[str, int]:

@@ -290,10 +290,13 @@ def check_begins_anew(loader: Any, name: str) -> None:
 
 def several_loaders(loader: Any) -> str:
     """Returns "dict" or "list" if a value has several DataLoaders, which is no loader; else ""."""
-    parts = loader.values() if isinstance(loader, Mapping) else loader
-    kind = "dict" if isinstance(loader, Mapping) else "list"
-    is_one = kind == "list" and not isinstance(loader, (list, tuple))
-    return "" if is_one or not isinstance(next(iter(parts), None), DataLoader) else kind
+    if isinstance(loader, Mapping):
+        kind, parts = "dict", iter(loader.values())
+    elif isinstance(loader, (list, tuple)):
+        kind, parts = "list", iter(loader)
+    else:
+        return ""
+    return kind if isinstance(next(parts, None), DataLoader) else ""
 
 
 def num_samples(loader: Any) -> int | None:

@@ -5,13 +5,12 @@ for text in edited_files(internals.code, type(experiment)): ...
 
 from __future__ import annotations
 
-import os
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from expbase.base.processes import began
 from expbase.record.sources import Code
 
 _SOON = 0.05  # seconds: a script may be written right before it is started
@@ -32,23 +31,14 @@ def edited_files(code: Code, experiment: type) -> Iterator[str]:
         )
     if not hasattr(sys.modules["__main__"], "__file__"):  # a notebook imports when it pleases
         return
-    began = _began(code.process) + _SOON
+    latest = began(code.process) + _SOON
     loaded = Code.of(experiment, code)
-    late = [name for name in loaded.texts if _written(loaded.folder / name) > began]
+    late = [name for name in loaded.texts if _written(loaded.folder / name) > latest]
     if late := [name for name in late if name not in edited]:
         yield (
             f"{', '.join(late)}: written after this process began, so the record may not have the "
             "text that was imported; expected no edit while a run begins. To be sure, start again."
         )
-
-
-def _began(process: int) -> float:
-    """Returns when a process began, by the clock that files have; never, if nobody knows."""
-    with suppress(OSError):
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-        since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # starttime, of man proc
-        return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + since_boot
-    return float("inf")
 
 
 def _written(file: Path) -> float:

@@ -106,7 +106,7 @@ class FirstUpdates:
         optimizers = self._internals.state.optimizers()
         self._trained = TrainedParameters(optimizers)
         self._gradients.watch(optimizers)
-        self._by_hand = LoadersByHand(self._experiment)
+        self._by_hand.watch()
         self._steps.watch(optimizers)
         self._began = self._experiment.iteration
         self._epochs_at_begin = self._epochs_before = self._internals.epochs_ended

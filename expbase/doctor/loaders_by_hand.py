@@ -4,7 +4,8 @@ That thread draws from the generators of numpy and Python while training draws f
 one seed differ, without a kill; and nobody knows the position. While it makes batches it is among
 the threads of the process, and it knows its loader's iterator.
 
-    by_hand = LoadersByHand(experiment)      # before the first update
+    by_hand = LoadersByHand(experiment)
+    by_hand.watch()                                      # before the first update
     for text in by_hand.look(has_validated=False): ...    # after each of the first updates
 """
 
@@ -33,8 +34,12 @@ class LoadersByHand:
 
     def __init__(self, experiment: Any) -> None:
         self._owner = experiment
-        self._made_before = weakref.WeakSet(_in_threads())  # perhaps for a picture
+        self._made_before: weakref.WeakSet[Any] = weakref.WeakSet()  # perhaps for a picture
         self._named: set[str] = set()
+
+    def watch(self) -> None:
+        """Begins to watch, before the first update."""
+        self._made_before.update(_in_threads())
 
     def look(self, *, has_validated: bool) -> Iterator[str]:
         """Yields a line for each loader that is read, once.

@@ -286,9 +286,13 @@ class Internals:
         It only looks: it is in no checkpoint, and an error in it is a line of the log.
 
         Args:
-            event: The name of an event, or of a moment: `ready`, when setup has ended; `begin`,
-                before the first update; `micro_batches`; `clip_gradients`; `capture`, of the
-                state; `ranks_differ`, with what they have exchanged.
+            event: The name of an event, or of a moment that is none: `ready`, when setup has ended,
+                and what it has made is noted; `begin`, when training begins, after on_train_begin,
+                in a loop without run(), too; `micro_batches`, when a loop over the batches of one
+                update begins; `clip_gradients`, when the mixin GradientClipping clips, in a step or
+                by hand; `capture`, when the state was copied for a checkpoint, and its walk is at
+                hand; `ranks_differ`, when a save finds that what they should have alike is not,
+                with what they have exchanged.
             function: It is called with the event's arguments.
 
         Returns:

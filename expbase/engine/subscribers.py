@@ -5,14 +5,7 @@
     leave = events.listen("on_train_batch_end", look)     # a guest: it changes nothing
 
 Which events there are, and how a class subscribes to them: events.py. A guest is told of moments,
-too, that are no events:
-
-    ready           setup has ended, and what it has made is noted
-    begin           training begins, after on_train_begin; in a loop without run(), too
-    micro_batches   a loop over the batches of one update begins
-    clip_gradients  the mixin GradientClipping clips, in a step or by hand
-    capture         the state was copied for a checkpoint; its walk is at hand
-    ranks_differ    at a save what they should have alike is not; with what they have exchanged
+too, that are no events: `Internals.listen` has them.
 """
 
 from __future__ import annotations
