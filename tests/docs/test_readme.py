@@ -93,7 +93,7 @@ def test_every_block_of_a_page_is_of_a_language_that_tests_look_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", slow(TRAINED, "validation", "loop", "processes", "events", "shares")
+    "page", slow(TRAINED, "validation", "looking", "loop", "processes", "events", "shares")
 )
 def test_the_code_of_a_page_runs_and_its_experiments_train(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
