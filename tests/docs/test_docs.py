@@ -291,7 +291,7 @@ def kept(text: str) -> list[list[str]]:
 
 
 MOVED = {  # headings of 1.0 that stand on another page now
-    "validation": ["samples-and-pictures"],
+    "validation": ["samples-and-pictures", "export", "averaged-weights", "weights-alone"],
 }
 
 

@@ -121,14 +121,14 @@ def test_the_code_of_a_page_runs_and_its_experiments_train(
             assert exp.iteration == 40 or exp.internals.epochs_ended == 3, name
 
 
-def test_the_page_of_validation_transposes_a_linear_of_pytorch_s(
+def test_the_page_of_weights_transposes_a_linear_of_pytorch_s(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     theirs = paddle.arange(6, dtype="float32").reshape([3, 2])  # [out, in]
     bias = paddle.ones([3])
     save_file({"encoder.weight": theirs, "encoder.bias": bias}, "other.safetensors")
-    (code,) = (code for code in blocks("validation", "python") if ".T.copy()" in code)
+    (code,) = (code for code in blocks("weights", "python") if ".T.copy()" in code)
     exec(code, {})
     layer = paddle.nn.Linear(2, 3)
     layer.set_state_dict(
