@@ -291,6 +291,17 @@ def kept(text: str) -> list[list[str]]:
 
 
 MOVED = {  # headings of 1.0 that stand on another page now
+    "resume": [
+        "what-is-walked",
+        "what-is-restored",
+        "what-on_train_begin-sets",
+        "what-is-told-and-when",
+        "what-is-refused-at-the-save",
+        "what-continues-to-the-same-bits",
+        "other-bits-and-the-log-says-so",
+        "other-bits-and-only-verify-shows-it",
+        "proofs",
+    ],
     "validation": ["samples-and-pictures", "export", "averaged-weights", "weights-alone"],
 }
 
