@@ -291,6 +291,18 @@ def kept(text: str) -> list[list[str]]:
 
 
 MOVED = {  # headings of 1.0 that stand on another page now
+    "performance": [
+        "a-whole-experiment",
+        "a-batch-the-loop-a-line",
+        "the-start-and-a-resume",
+        "a-checkpoint",
+        "two-processes",
+        "shares",
+        "memory",
+        "on-a-device",
+        "how-it-grows",
+        "after-a-fault",
+    ],
     "resume": [
         "what-is-walked",
         "what-is-restored",
