@@ -270,6 +270,22 @@ def test_two_ranks_begin_with_the_card_that_the_pages_show(tmp_path: Path) -> No
         assert [line for line in card.splitlines() if line not in result.stderr] == [], page
 
 
+@pytest.mark.long
+def test_the_checks_before_a_long_run_say_what_the_pages_show(
+    workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(shutil.copytree(workspace, tmp_path / "workspace"))
+    smoke, verify, *_ = commands("running")
+    said = run_script(Path("train.py"), *smoke[1:], "--device=cpu").stdout.splitlines()
+    capsys.readouterr()
+    assert __main__.main([*verify[2:], "--kills", "1"]) == 0  # of two values the last one counts
+    said += capsys.readouterr().out.replace("1 kills", "6 kills").splitlines()[-1:]
+    promised = next(block for block in blocks("running", "text") if "smoke test" in block)
+    assert said == promised.splitlines()
+    assert any(said[-1] in block.splitlines() for block in blocks("resume", "text"))
+
+
 # --- the first experiment --------------------------------------------------------------------
 
 
