@@ -317,6 +317,8 @@ MOVED = {  # headings of 1.0 that stand on another page now
         "after-a-fault",
     ],
     "resume": [
+        "the-ways-out",
+        "errors",
         "what-is-walked",
         "what-is-restored",
         "what-on_train_begin-sets",
