@@ -93,7 +93,18 @@ def test_every_block_of_a_page_is_of_a_language_that_tests_look_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", slow(TRAINED, "validation", "looking", "loop", "processes", "events", "shares")
+    "page",
+    slow(
+        TRAINED,
+        "validation",
+        "weights",
+        "export",
+        "looking",
+        "loop",
+        "processes",
+        "events",
+        "shares",
+    ),
 )
 def test_the_code_of_a_page_runs_and_its_experiments_train(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -190,7 +201,8 @@ COMMANDED = [
 
 
 @pytest.mark.parametrize(
-    "page", slow(COMMANDED, "looking", "config", "validation", "reproduce", "moving/parakeet")
+    "page",
+    slow(COMMANDED, "looking", "config", "validation", "weights", "reproduce", "moving/parakeet"),
 )
 def test_the_commands_of_a_page_work(
     page: str, workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
