@@ -326,6 +326,50 @@ def test_the_ramp_finds_a_rate_that_trains_better_than_others(tmp_path: Path) ->
     assert loss_with(float(found)) < min(loss_with(float(found) / 30), loss_with(float(found) * 30))
 
 
+# --- folds -------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_folds_that_were_killed_in_the_fourth_end_with_the_same_table_and_bits(
+    tmp_path: Path,
+) -> None:
+    tables = {}
+    then = "folds.Fold = Killed; folds.cross_validate()"
+    fill = {"recipe": "folds", "cls": "Fold", "iteration": 27, "then": then}
+    for name in ("straight", "killed"):
+        (tmp_path / name).mkdir()
+        script = tmp_path / name / "train.py"
+        script.write_text(KILLED.format(condition="self.config.data.fold == 3", **fill))
+        words = [sys.executable, str(script), *SHORT]
+        options: dict[str, Any] = {"cwd": script.parent, "env": environment(tmp_path)}
+        if name == "straight":
+            (script.parent / "killed").touch()
+        else:
+            killed = forks.run(words, **options)
+            assert (killed.returncode, killed.stdout) == (-signal.SIGKILL, ""), killed.stderr
+        done = forks.run(words, **options)
+        assert done.returncode == 0, done.stderr
+        tables[name] = done.stdout
+    assert tables["killed"] == tables["straight"]
+    folders = [[tmp_path / name / f"runs/folds/fold{n}" for name in tables] for n in range(5)]
+    for straight, again in folders:
+        same_bits(*(run / "checkpoints/step-00000040" for run in (straight, again)))
+    assert [starts(again) for _, again in folders] == [[0, 40]] * 3 + [[0, 20], [0]]
+    found = [curve(straight, "valid/accuracy")[40] for straight, _ in folders]
+    lines = [f"fold {n}  {accuracy:.4f}\n" for n, accuracy in enumerate(found)]
+    mean, deviation = np.mean(found), np.std(found, ddof=1)
+    assert tables["killed"] == "".join(lines) + f"mean    {mean:.4f} ± {deviation:.4f}\n"
+
+
+@pytest.mark.long
+def test_folds_on_two_processes_have_their_table_too(tmp_path: Path) -> None:
+    words = [sys.executable, str(RECIPES / "folds.py"), "--nprocs", "2", "--device=cpu"]
+    options: dict[str, Any] = {"cwd": tmp_path, "env": environment(tmp_path)}
+    done = forks.run([*words, "training.max_iteration=2"], **options)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"(fold \d  0\.\d+\n){5}mean    0\.\d+ ± 0\.\d+\n", done.stdout)
+
+
 # --- messages, means, counts -------------------------------------------------------------------
 
 
