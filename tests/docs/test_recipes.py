@@ -119,7 +119,7 @@ def test_the_commands_of_the_page_are_understood(capsys: pytest.CaptureFixture[s
         assert python == "python"
         if script == "-m":
             assert words == ["expbase", "ls", "runs"]
-        elif Path(script).stem in ("folds", "study", "test_warmup"):
+        elif Path(script).stem in ("folds", "pandas_table", "study", "test_warmup"):
             assert (ROOT / script).exists()  # they are no experiments themselves
             assert not words
         else:

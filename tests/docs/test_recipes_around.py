@@ -370,6 +370,35 @@ def test_folds_on_two_processes_have_their_table_too(tmp_path: Path) -> None:
     assert re.fullmatch(r"(fold \d  0\.\d+\n){5}mean    0\.\d+ ± 0\.\d+\n", done.stdout)
 
 
+@pytest.mark.long
+def test_the_table_in_pandas_has_each_run_what_was_tried_and_the_means_over_seeds(
+    tmp_path: Path,
+) -> None:
+    recipe = module_of("pandas_table")
+    words = ["training.max_iteration=3", "optim.warmup_iterations=1"]
+    for lr in (0.01, 0.1):
+        for seed in (1, 2):
+            more = [f"optim.lr={lr}", f"training.seed={seed}"]
+            run("warmup", tmp_path / f"lr{lr}-{seed}", *words, *more)
+    diverged = json.loads((tmp_path / "lr0.1-2/metrics.jsonl").read_text().splitlines()[-1])
+    diverged["valid/accuracy"] = "nan"
+    with (tmp_path / "lr0.1-2/metrics.jsonl").open("a") as file:
+        print(json.dumps(diverged), file=file)
+    table = recipe.table(str(tmp_path))
+    assert [*table.columns] == [
+        "name", "state", "iteration", "config.training.seed", "config.optim.lr",
+        "metrics.valid/accuracy",
+    ]  # fmt: skip
+    assert [*table["name"]] == ["lr0.01-1", "lr0.01-2", "lr0.1-1", "lr0.1-2"]
+    assert {*table["state"], *table["iteration"]} == {"finished", 3}
+    one, two, three = (curve(tmp_path / name, "valid/accuracy")[3] for name in [*table["name"]][:3])
+    means = recipe.means(table, "optim.lr")
+    assert means.loc[0.01].tolist() == pytest.approx(
+        [2, (one + two) / 2, np.std([one, two], ddof=1)]
+    )
+    assert means.loc[0.1].tolist()[:2] == [1, three]  # of a nan there is no mean
+
+
 # --- messages, means, counts -------------------------------------------------------------------
 
 
