@@ -484,6 +484,27 @@ def test_counts_add_up_over_batches_and_ranks(tmp_path: Path) -> None:
     assert curve(tmp_path, "valid/macro_f1")[100] > 0.8
 
 
+@pytest.mark.long
+def test_the_weights_of_all_epochs_stay_and_are_the_same_however_it_was_killed(
+    tmp_path: Path,
+) -> None:
+    words = ["training.max_epoch=3", "training.keep_last=1", "training.save_interval=10"]
+    run("kept_weights", tmp_path / "straight", *words)
+    experiment = interrupted(experiment_of("kept_weights"))
+    with pytest.raises(Interrupted):
+        run(experiment, tmp_path / "killed", *words)
+    exp = run(experiment, tmp_path / "killed", *words)
+    folders = [tmp_path / name / "weights" for name in ("straight", "killed")]
+    files = [{f.name: f.read_bytes() for f in sorted(folder.iterdir())} for folder in folders]
+    assert files[0] == files[1]
+    assert [*files[0]] == [f"epoch-000{epoch}.safetensors" for epoch in (1, 2, 3)]
+    begun = ["--init_model_path", str(folders[1] / "epoch-0003.safetensors")]
+    tuned = run("kept_weights", tmp_path / "tuned", *begun, "training.max_iteration=1")
+    for one, other in zip(exp.model.parameters(), tuned.model.parameters(), strict=True):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), atol=0.011)  # a step of Adam
+    assert len([*(tmp_path / "killed/checkpoints").iterdir()]) == 1
+
+
 # --- the rest ----------------------------------------------------------------------------------
 
 
