@@ -53,7 +53,14 @@ from expbase.state.value_places import (
     WholeNode,
     is_same_key,
 )
-from expbase.state.walk import MOST, Walk, WalkedNames, no_garbage_collection, reference
+from expbase.state.walk import (
+    MOST,
+    Walk,
+    WalkedNames,
+    no_garbage_collection,
+    reference,
+    unwrap,
+)
 
 _DELETED, _ORDER, _CONSTANTS = "@deleted", "@order", "@constants"
 HOOKED = "@on_train_begin"  # paths of values that are as that has set them, in some start
@@ -82,8 +89,11 @@ class Place(NamedTuple):
     value: Any
 
     def look(self, names: Names) -> Any:
-        """Returns the value to compare later: a simple value itself, else a checksum."""
-        return look(self.value, names, is_whole=self.key is WHOLE)
+        """Returns the value to compare later: a simple value itself, else a checksum.
+
+        Of a layer in a DataParallel it is the layer: one that is thawed is wrapped anew.
+        """
+        return look(unwrap(self.value), names, is_whole=self.key is WHOLE)
 
 
 class Values(Part):
