@@ -138,8 +138,11 @@ def test_each_language_has_an_index_of_its_own(hooks: Any, tmp_path: Path) -> No
 # What a reader types, and the page that must be the first hit: in English, in Chinese.
 ENGLISH = {
     "log a picture": "looking/",
+    "freeze": "recipes/",
     "resume longer": "resume/",
     "export": "export/",
+    "pandas": "recipes_around/",
+    "folds": "recipes_around/",
     "two loaders": "recipes/",
     "gradient clipping": "events/",
     "Slurm": "clusters/",
@@ -150,6 +153,7 @@ CHINESE = {
     "冻结": "recipes/",
     "训练更久": "resume/",
     "导出": "export/",
+    "pandas": "recipes_around/",
     "交叉验证": "recipes_around/",
     "两个加载器": "recipes/",
     "梯度裁剪": "events/",
