@@ -639,7 +639,7 @@ class IterableLoader(LoaderAdapter):
         if self._is_iterator or self._was_read:
             text += (
                 ", and a pass before it may have taken all: expected an __iter__ that begins anew, "
-                "a generator function say, not an iterator that is kept"
+                "such as a generator function, not an iterator that is kept"
             )
         return f"{text}."
 

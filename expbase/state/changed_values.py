@@ -372,7 +372,7 @@ class Values(Part):
             name = path.removesuffix("[:]")
             self._say(
                 f"self.{name}: {size >> 20} MB in each checkpoint. If training does not depend "
-                f"on it, a cache say: exclude_from_state({name!r}). If it does: "
+                f"on it, as on a cache: exclude_from_state({name!r}). If it does: "
                 f"register_stateful({name!r}), which ends this line."
             )
 

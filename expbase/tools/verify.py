@@ -232,11 +232,11 @@ class ComparedRun:
             hint = ""
             if re.search("(max|total)_iteration|T_max|warmup|total_step|schedule|lr[.]py", tail):
                 hint = (
-                    " A run of verify has few iterations. For a longer schedule give more, by "
-                    "--iterations 200 say, or shorten it behind `--`: -- optim.warmup=10."
+                    " A run of verify has few iterations. For a longer schedule give more, such "
+                    "as --iterations 200, or shorten it after `--`: -- optim.warmup=10."
                 )
             if "relative import with no known parent" in tail:
-                hint = " What is started as python -m package.train is given as -m package.train."
+                hint = " If it is started as python -m package.train, give -m package.train."
             name = self.directory.name
             raise RuntimeMistake(f"the run {name!r} ended with code {code}.{hint}\n{tail}")
         if not layout.listed(self.directory / layout.FOLDER):
