@@ -31,19 +31,18 @@ class Freezing(ExperimentBase):
         nn = paddle.nn
         net = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1D(64), nn.ReLU(), nn.Linear(64, 2))
         self.backbone = net[:3]
-        self.trainable = [p for p in self.backbone.parameters() if not p.stop_gradient]
         self.freeze()
         self.model = self.data_parallel(net)
         # It has all parameters from the start, and leaves those alone that have no gradient.
         self.optimizer = paddle.optimizer.Adam(self.config.optim.lr, parameters=net.parameters())
 
     def freeze(self):
-        for parameter in self.trainable:
+        for parameter in self.backbone.parameters():
             parameter.stop_gradient = True
         self.backbone.eval()  # batch norm uses its statistics, and leaves them as they are
 
     def thaw(self):
-        for parameter in self.trainable:  # the statistics of batch norm are not among them
+        for parameter in self.backbone.parameters():
             parameter.stop_gradient = False
         self.backbone.train()
         self.model = self.data_parallel(self.model)  # else ranks would not average new gradients

@@ -341,6 +341,23 @@ def test_what_is_thawed_on_two_ranks_is_averaged_and_continues_exactly(tmp_path:
     same_bits(*(find_at(tmp_path / name) for name in ("straight", "again")))
 
 
+def test_gradients_are_clipped_as_paddle_clips_them_and_the_norm_is_logged(tmp_path: Path) -> None:
+    class ByPaddle(experiment_of("clipping")):  # type: ignore[misc]
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.optimizer._grad_clip = paddle.nn.ClipGradByGlobalNorm(max_norm)
+
+    max_norm = 0.1
+    words = ["training.max_iteration=5", "training.log_interval=1"]
+    exp = run("clipping", tmp_path / "mixin", *words, f"clipping.max_norm={max_norm}")
+    other = run(ByPaddle, tmp_path / "paddle", *words, "clipping.max_norm=0")
+    for one, two in zip(arrays(exp.model), arrays(other.model), strict=True):
+        np.testing.assert_allclose(one, two, atol=1e-6)
+    norms = curve(tmp_path / "mixin", "train/grad_norm")
+    assert min(norms.values()) > max_norm
+    assert curve(tmp_path / "paddle", "train/grad_norm") == pytest.approx(norms, rel=1e-4)
+
+
 def test_what_is_validated_are_the_averages_and_not_the_weights(tmp_path: Path) -> None:
     class Noting(experiment_of("averaged_weights")):  # type: ignore[misc]
         def valid(self) -> Any:
