@@ -144,7 +144,7 @@ ENGLISH = {
     "pandas": "recipes_around/",
     "folds": "recipes_around/",
     "two loaders": "recipes/",
-    "gradient clipping": "events/",
+    "gradient clipping": "recipes/",
     "Slurm": "clusters/",
     "test at the end": "validation/",
 }
@@ -156,7 +156,7 @@ CHINESE = {
     "pandas": "recipes_around/",
     "交叉验证": "recipes_around/",
     "两个加载器": "recipes/",
-    "梯度裁剪": "events/",
+    "梯度裁剪": "recipes/",
     "Slurm": "clusters/",
     "最终测试": "validation/",
 }
