@@ -138,6 +138,8 @@ def test_each_language_has_an_index_of_its_own(hooks: Any, tmp_path: Path) -> No
 # What a reader types, and the page that must be the first hit: in English, in Chinese.
 ENGLISH = {
     "log a picture": "looking/",
+    "log an image": "looking/",
+    "pretrained weights": "weights/",
     "freeze": "recipes/",
     "resume longer": "resume/",
     "export": "export/",
