@@ -93,7 +93,7 @@ def test_every_block_of_a_page_is_of_a_language_that_tests_look_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", slow(TRAINED, "validation", "loop", "processes", "events", "shares")
+    "page", slow(TRAINED, "validation", "looking", "loop", "processes", "events", "shares")
 )
 def test_the_code_of_a_page_runs_and_its_experiments_train(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -121,14 +121,14 @@ def test_the_code_of_a_page_runs_and_its_experiments_train(
             assert exp.iteration == 40 or exp.internals.epochs_ended == 3, name
 
 
-def test_the_page_of_validation_transposes_a_linear_of_pytorch_s(
+def test_the_page_of_weights_transposes_a_linear_of_pytorch_s(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     theirs = paddle.arange(6, dtype="float32").reshape([3, 2])  # [out, in]
     bias = paddle.ones([3])
     save_file({"encoder.weight": theirs, "encoder.bias": bias}, "other.safetensors")
-    (code,) = (code for code in blocks("validation", "python") if ".T.copy()" in code)
+    (code,) = (code for code in blocks("weights", "python") if ".T.copy()" in code)
     exec(code, {})
     layer = paddle.nn.Linear(2, 3)
     layer.set_state_dict(
@@ -268,6 +268,22 @@ def test_two_ranks_begin_with_the_card_that_the_pages_show(tmp_path: Path) -> No
     for page in ("data", "processes"):
         (card,) = (block for block in blocks(page, "text") if block.startswith("data "))
         assert [line for line in card.splitlines() if line not in result.stderr] == [], page
+
+
+@pytest.mark.long
+def test_the_checks_before_a_long_run_say_what_the_pages_show(
+    workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(shutil.copytree(workspace, tmp_path / "workspace"))
+    smoke, verify, *_ = commands("running")
+    said = run_script(Path("train.py"), *smoke[1:], "--device=cpu").stdout.splitlines()
+    capsys.readouterr()
+    assert __main__.main([*verify[2:], "--kills", "1"]) == 0  # of two values the last one counts
+    said += capsys.readouterr().out.replace("1 kills", "6 kills").splitlines()[-1:]
+    promised = next(block for block in blocks("running", "text") if "smoke test" in block)
+    assert said == promised.splitlines()
+    assert any(said[-1] in block.splitlines() for block in blocks("resume", "text"))
 
 
 # --- the first experiment --------------------------------------------------------------------
