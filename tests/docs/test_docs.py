@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import copy
 import functools
 import inspect
 import json
@@ -48,14 +49,22 @@ from expbase.training import resolved
 @pytest.mark.parametrize(
     ("page", "head"), [("config.md", "`training.` key"), ("config.zh.md", "`training.` 的键")]
 )
-def test_the_table_of_keys_holds_every_key_and_its_default(page: str, head: str) -> None:
-    table = {
-        name: value.strip('"')
-        for names, values, _ in rows((DOCS / page).read_text(encoding="utf-8"), head)
-        for name, value in zip(names.split(", "), values.split(", "), strict=True)
-    }
-    defaults = resolved(ExperimentBase.default_config()).training
-    assert table == {name: str(value) for name, value in defaults.items()}
+def test_the_table_of_keys_holds_every_key_its_default_and_what_it_becomes(
+    page: str, head: str
+) -> None:
+    config = ExperimentBase.default_config()
+    by_epochs = copy.deepcopy(config)
+    by_epochs.training.max_epoch = 3
+    used = [resolved(given).training for given in (config, by_epochs)]
+    expected = {key: (str(value), {str(each[key]) for each in used} - {str(value)})
+                for key, value in config.training.items()}  # fmt: skip
+    expected["max_epoch"] = ("0", set())  # given, above
+    table = {}
+    for names, value, _ in rows((DOCS / page).read_text(encoding="utf-8"), head):
+        default, _, becomes = value.replace("（", " (").partition(" (")
+        numbers = {*re.findall(r"\b\d+\b", becomes)}
+        table |= {name: (default.strip('"'), numbers) for name in names.split(", ")}
+    assert table == expected
 
 
 def parser_of_main() -> argparse.ArgumentParser:
