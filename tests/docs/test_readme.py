@@ -413,26 +413,6 @@ def test_the_pictures_show_what_digits_says_and_the_columns_of_ls(
     assert today[1][1:4] in [row[1:4] for row in shown]
 
 
-def test_digits_goes_on_as_the_first_page_says(
-    digits: tuple[Path, list[str]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    run = shutil.copytree(digits[0], tmp_path / "run")
-    shutil.rmtree(run / "checkpoints/step-00000600")  # as if it had been killed before
-    (command,) = (line for line in "".join(blocks("index", "bash")).splitlines() if "--con" in line)
-    (text,) = blocks("index", "text")
-    script, *words, longer = shlex.split(command)[1:]
-    assert longer == "training.max_iteration=20000"  # so that there is time to kill it
-    words[words.index("runs/digits")] = str(run)
-    monkeypatch.chdir(ROOT)
-    run_here(script, words, monkeypatch)
-    said = capsys.readouterr().err.replace(str(run), "runs/digits")
-    normal = re.sub(r"\d[\d.]*", "0", said)
-    assert [t for t in text.splitlines() if re.sub(r"\d[\d.]*", "0", t) not in normal] == []
-
-
 @pytest.mark.long
 def test_the_commands_of_the_page_of_shares_work_in_a_clone(tmp_path: Path) -> None:
     (shown,) = blocks("shares", "bash")
