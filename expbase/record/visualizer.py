@@ -259,8 +259,8 @@ class _RecordFile(AppendedFile):
             kind = value.WhichOneof("one_value").replace("value", "scalar")
             if (first := self._kinds.setdefault(value.tag, kind)) != kind:
                 raise ValueMistake(
-                    f"visualizer: the tag {value.tag!r} is used for {first} and for {kind}, of "
-                    "which the board shows one only; expected another tag for the "
+                    f"visualizer: the tag {value.tag!r} is used for {first} and for {kind}, and "
+                    "the board shows only one of them; expected another tag for the "
                     f"second, such as '{value.tag}/{kind}'."
                 )
         data = record.SerializeToString()
