@@ -358,6 +358,89 @@ def test_gradients_are_clipped_as_paddle_clips_them_and_the_norm_is_logged(tmp_p
     assert curve(tmp_path / "paddle", "train/grad_norm") == pytest.approx(norms, rel=1e-4)
 
 
+NOTING = """
+import sys
+import numpy as np
+from expbase import main
+sys.path.insert(0, {folder!r})
+import tokens
+
+class Noting(tokens.{cls}):
+    def setup_model(self):
+        super().setup_model()
+        self.read, self.before = [], [p.numpy() for p in self.model.parameters()]
+        self.exclude_from_state("read")
+
+    def read_batch(self):
+        batch = super().read_batch()
+        self.read += [tensor.numpy() for tensor in batch]
+        return batch
+
+    def on_before_optimizers_step(self):
+        gradients = [p.grad.numpy() for p in self.model.parameters()]
+        np.savez(f"rank{{self.rank}}.npz", *self.before, *gradients, *self.read)
+
+if __name__ == "__main__":
+    main(Noting)
+"""
+
+
+def by_hand(table: Any, weight: Any, bias: Any, tokens: Any, labels: Any) -> list[np.ndarray]:
+    """The gradients of the mean over these tokens: of an embedding, and of a linear layer."""
+    hidden = table[tokens]
+    logits = hidden @ weight + bias
+    grad = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    grad[np.arange(len(labels)), labels] -= 1
+    grad /= len(labels)
+    of_table = np.zeros_like(table)
+    np.add.at(of_table, tokens, grad @ weight.T)
+    return [of_table, hidden.T @ grad, grad.sum(axis=0)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("cls", "nprocs", "words"), [
+    ("Tokens", 1, ["training.accumulation_steps=2"]),
+    ("Tokens", 2, ["training.accumulation_steps=2"]),
+    ("TokensInShares", 2, ["training.accumulation_steps=1", "training.shares=4"]),
+])  # fmt: skip
+def test_each_token_of_an_update_weighs_the_same_in_whatever_batch_and_rank(
+    cls: str, nprocs: int, words: list[str], tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(NOTING.format(folder=str(DOCS / "recipes"), cls=cls))
+    words = [*words, "--device", "cpu", "training.max_iteration=1", "--nprocs", str(nprocs)]
+    done = run_script(script, *words, "--output", "run")
+    assert done.returncode == 0, done.stderr
+    ranks = [[*np.load(tmp_path / f"rank{rank}.npz").values()] for rank in range(nprocs)]
+    before = [array.astype("float64") for array in ranks[0][:3]]
+    read = [array for rank in ranks for array in rank[6:]]
+    tokens, labels = ([part[y >= 0] for part, y in zip(x, read[1::2], strict=True)]
+                      for x in (read[::2], read[1::2]))  # fmt: skip
+    assert len({len(part) for part in tokens}) == 2 * nprocs  # uneven batches
+    expected = by_hand(*before, np.concatenate(tokens), np.concatenate(labels))
+    for gradients in (rank[3:6] for rank in ranks):
+        for gradient, there in zip(gradients, expected, strict=True):
+            np.testing.assert_allclose(gradient, there, atol=5e-7)
+
+
+@pytest.mark.long
+def test_tokens_in_shares_end_with_the_same_bits_on_any_number_of_ranks(tmp_path: Path) -> None:
+    script = tmp_path / "tokens.py"
+    text = (DOCS / "recipes/tokens.py").read_text()
+    script.write_text(text.replace("main(Tokens)", "main(TokensInShares)"))
+    words = ["--device", "cpu", "training.max_iteration=4", "training.shares=4"]
+    words += ["training.accumulation_steps=1"]
+    for nprocs in ("1", "2"):
+        assert run_script(script, *words, "--output", nprocs, "--nprocs", nprocs).returncode == 0
+    same_bits(*(find_at(tmp_path / nprocs) for nprocs in ("1", "2")))
+    # Without it the first checkpoint is the error that the page shows.
+    script.write_text(text)
+    failed = run_script(script, *words, "--output", "plain", "--nprocs", "2")
+    [shown] = [t for s in SECTIONS for t in code_of(s, "text") if "recipes/tokens.py" in s]
+    assert failed.returncode == 1
+    assert " ".join(shown.split()) in failed.stderr
+
+
 def test_what_is_validated_are_the_averages_and_not_the_weights(tmp_path: Path) -> None:
     class Noting(experiment_of("averaged_weights")):  # type: ignore[misc]
         def valid(self) -> Any:
