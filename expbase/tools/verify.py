@@ -3,8 +3,8 @@
 It runs your script, or `-m` and a module, straight through, then again with kill -9 at random
 moments, inside a save and inside a validation too, and compares every file of tensors, counter and
 logged number. If they differ, it runs once more without a kill: a script that does not repeat
-itself is named as such. The words after -- are for the script, which must have an option --output:
--- --nprocs 2, say. All runs are on the CPU, unless these words name a --device: then they have
+itself is named as such. The words after --, such as -- --nprocs 2, are for the script, which must
+have an option --output. All runs are on the CPU, unless these words name a --device: then they have
 training.deterministic=True, too. With --ranks it also runs straight through on each of these
 numbers of processes, and each start between the kills is on one of them; the script must have an
 option --nprocs, and training.shares.
