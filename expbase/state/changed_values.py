@@ -53,14 +53,7 @@ from expbase.state.value_places import (
     WholeNode,
     is_same_key,
 )
-from expbase.state.walk import (
-    MOST,
-    Walk,
-    WalkedNames,
-    no_garbage_collection,
-    reference,
-    unwrap,
-)
+from expbase.state.walk import MOST, Walk, WalkedNames, no_garbage_collection, reference
 
 _DELETED, _ORDER, _CONSTANTS = "@deleted", "@order", "@constants"
 HOOKED = "@on_train_begin"  # paths of values that are as that has set them, in some start
@@ -89,11 +82,8 @@ class Place(NamedTuple):
     value: Any
 
     def look(self, names: Names) -> Any:
-        """Returns the value to compare later: a simple value itself, else a checksum.
-
-        Of a layer in a DataParallel it is the layer: one that is thawed is wrapped anew.
-        """
-        return look(unwrap(self.value), names, is_whole=self.key is WHOLE)
+        """Returns the value to compare later: a simple value itself, else a checksum."""
+        return look(self.value, names, is_whole=self.key is WHOLE)
 
 
 class Values(Part):
