@@ -53,7 +53,14 @@ from expbase.state.value_places import (
     WholeNode,
     is_same_key,
 )
-from expbase.state.walk import MOST, Walk, WalkedNames, no_garbage_collection, reference
+from expbase.state.walk import (
+    MOST,
+    Walk,
+    WalkedNames,
+    no_garbage_collection,
+    reference,
+    unwrap,
+)
 
 _DELETED, _ORDER, _CONSTANTS = "@deleted", "@order", "@constants"
 HOOKED = "@on_train_begin"  # paths of values that are as that has set them, in some start
@@ -435,7 +442,9 @@ class Values(Part):
             if name is None:
                 self._reach.spot(path).put(value)
             elif path not in anew:
-                nodes[name].put(key, value)
+                # On one process nothing is wrapped, so a checkpoint of it names the layer alone.
+                is_wrapped = unwrap(there := nodes[name].places().get(key)) is not there
+                nodes[name].put(key, names.wrapper_of(value) if is_wrapped else value)
         for name, key in state[_DELETED]:
             if name in nodes and not self._reach.is_left_out(f"{name}.{key}".lstrip(".")):
                 nodes[name].remove(key)
