@@ -25,7 +25,7 @@ from expbase.tools.runs import sessions
 # The facts of a start that may explain a difference, likely causes first.
 _FACTS = (
     *("experiment", "config", "sources", "began_from", "loaders", "model", "first_batch", "ranks"),
-    *("device", "environment", "python", "packages"),
+    *("device", "processor", "environment", "python", "packages"),
 )
 _OF_BEGIN = ("began_from", "first_batch")  # of the part with which a start began
 

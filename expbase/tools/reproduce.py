@@ -139,6 +139,8 @@ def _result(history: History, made: list[Made], args: argparse.Namespace) -> str
     for option, digest in made[0].then.facts.get("began_from", {}).items():
         result += f". It began from {option}, {digest}"
     changed = {key: pair for one in (bad or made) for key, pair in one.changed.items()}
+    if bad:  # what is likely then stands first
+        changed = dict(sorted(changed.items(), key=lambda one: not one[0].startswith("processor.")))
     if changed:
         words = ", ".join(f"{key}: {before} → {after}" for key, (before, after) in changed.items())
         result += f". Not as it was: {textwrap.shorten(words, 600)}"

@@ -20,6 +20,7 @@ from repository import GIT, commit, git, new_repository
 from tiny import PYTHONPATH, ledger
 
 from expbase.__main__ import main
+from expbase.base.processor import processor
 from expbase.checkpoint import layout
 
 SCRIPT = """
@@ -456,12 +457,16 @@ def test_each_checkpoint_that_is_kept_is_compared(copied: Path, capfd: Capture) 
     assert said.endswith("model.safetensors: its content has changed since it was written\n")
 
 
-def test_other_data_are_told_beside_the_difference(copied: Path, capfd: Capture) -> None:
+def test_other_data_and_another_processor_are_told_beside_the_difference(
+    copied: Path, capfd: Capture
+) -> None:
+    change(copied / "runs/a", "start", lambda record: record["processor"].update(model="8088"))
     change(copied / "runs/a", "data", lambda record: record.update(first_batch="00000000"))
     (copied / "data/scale.txt").write_text("3")
     said = reproduced(capfd, "runs/a", *TO_THE_END, code=1)
     assert said.startswith(f"{NO_MORE}train/scale at iteration 1 differs: 2.0 then, 3.0 now")
-    assert ". Not as it was: first_batch: 00000000 → " in said
+    model = processor()["model"]
+    assert f". Not as it was: processor.model: 8088 → {model}, first_batch: 00000000 → " in said
 
 
 def test_other_first_weights_and_another_file_of_an_option_or_of_the_config_are_told(
