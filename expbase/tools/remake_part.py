@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from expbase.base.files import read_bytes, regular
 from expbase.base.json_lines import json_lines
 from expbase.checkpoint import best, layout, storage
 from expbase.checkpoint.checkpointer import VALIDATIONS_BYTES
@@ -27,6 +28,7 @@ _FACTS = (
     *("experiment", "config", "sources", "began_from", "loaders", "model", "first_batch", "ranks"),
     *("device", "environment", "python", "packages"),
 )
+_MOST_BYTES = 1 << 30  # of a file that is read whole
 _OF_BEGIN = ("began_from", "first_batch")  # of the part with which a start began
 
 
@@ -114,14 +116,27 @@ def _begin(history: History, part: Part, output: Path) -> None:
     if part.first not in history.kept:
         return
     run = history.run
-    info = storage.verify(run / layout.FOLDER / layout.name_of(part.first))["info"]
+    first = run / layout.FOLDER / layout.name_of(part.first)
+    with storage.reading(first / layout.MANIFEST):
+        size = len(range(storage.verify(first)["info"][VALIDATIONS_BYTES]))
     # The best one of then is there, too: a script may test it at its end.
     best_then = [iteration for iteration, _ in best.best_of(run) if iteration <= part.first]
     for name in map(layout.name_of, {part.first, *best_then[:1]}):
-        shutil.copytree(run / layout.FOLDER / name, output / layout.FOLDER / name)
-    shutil.copy(run / CONFIG, output)
+        _copy(run / layout.FOLDER / name, output / layout.FOLDER / name)
+    (output / CONFIG).write_bytes(read_bytes(run / CONFIG, _MOST_BYTES))
     if (validations := run / best.FILE).exists():  # which decide what is kept as the best
-        (output / best.FILE).write_bytes(validations.read_bytes()[: info[VALIDATIONS_BYTES]])
+        (output / best.FILE).write_bytes(read_bytes(validations, _MOST_BYTES)[:size])
+
+
+def _copy(checkpoint: Path, target: Path) -> None:
+    """Copies a checkpoint, and nothing that its manifest does not name: a pipe has no end."""
+    target.mkdir(parents=True)
+    for name in (layout.MANIFEST, *storage.read_manifest(checkpoint)["files"]):
+        with (
+            open(checkpoint / name, "rb", opener=regular) as source,
+            open(target / name, "wb") as to,
+        ):
+            shutil.copyfileobj(source, to)
 
 
 def _saved(history: History, part: Part) -> dict[str, Any]:

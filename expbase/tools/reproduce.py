@@ -96,6 +96,8 @@ def _make_all(
     made: list[Made] = []
     commands = Commands(history.run, args, has_company=min(args.jobs, len(parts)) > 1)
 
+    commands.check(leg for part in parts for leg in history.legs(part))
+
     def begin(part: Part) -> Made:
         return make(history, part, commands, folder / str(part.first))
 
