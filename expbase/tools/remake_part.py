@@ -49,6 +49,7 @@ class Made:
     then: PartResult = field(default_factory=PartResult)
     now: PartResult = field(default_factory=PartResult)
     problem: str = ""  # why it is not the same; empty if it is
+    has_failed: bool = False  # whether its command has, before the first update
     changed: dict[str, Any] = field(default_factory=dict)  # facts of then and now that differ
     new: dict[str, Any] = field(default_factory=dict)  # numbers that the run had not logged
     updates: list[str] = field(default_factory=list)  # a line about each, if they are asked for
@@ -104,6 +105,7 @@ def _make(history: History, made: Made, commands: Commands, output: Path) -> Non
     if commands.here:
         new = [name for name in made.now.numbers if name not in made.then.numbers]
         made.new = {name: made.now.numbers.pop(name) for name in new}
+    made.has_failed = bool(problem) and not train_again.begun_path(output).exists()
     made.problem = problem or _difference(made, here=commands.here)
 
 
