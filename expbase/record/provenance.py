@@ -90,13 +90,17 @@ def gather(of_git: Mapping[str, Any], experiment: type, here: Path) -> dict[str,
         "device": device(),
         "processor": processor(),
         "environment": {
-            name: value
-            for name, value in sorted(os.environ.items())
-            if name.startswith(_VARIABLES) and not name.startswith("FLAGS_selected_")
-        },  # FLAGS_selected_gpus is of the launcher: another one for each process
+            name: value for name, value in sorted(os.environ.items()) if is_noted(name)
+        },
         "host": platform.node(),
         "pid": os.getpid(),
     }
+
+
+def is_noted(name: str) -> bool:
+    """Returns whether a variable of the environment is noted."""
+    # FLAGS_selected_gpus is of the launcher: another one for each process.
+    return name.startswith(_VARIABLES) and not name.startswith("FLAGS_selected_")
 
 
 def _command() -> list[str] | None:

@@ -111,7 +111,7 @@ def reproduced(capfd: Capture, *words: str, code: int) -> str:
         answered = int(end.code or 0)
     out, err = capfd.readouterr()
     assert answered == code, out + err
-    return out if code in (0, 1) else err.splitlines()[-1]
+    return out if code in (0, 1, 125) else err.splitlines()[-1]
 
 
 def shape(said: str) -> str:
@@ -513,6 +513,17 @@ def test_a_command_that_fails_is_told_with_its_code(copied: Path, capfd: Capture
     (copied / "data/scale.txt").unlink()
     said = reproduced(capfd, "runs/a", *TO_THE_END, code=1)
     assert said.startswith(f"{NO_MORE}the command ended with code 1")
+
+
+def test_code_of_now_that_does_not_come_to_an_update_is_no_answer_for_a_bisection(
+    copied: Path, capfd: Capture
+) -> None:
+    words = ("runs/a", *TO_THE_END, "--here")
+    (copied / "train.py").write_text("def main(\n")
+    assert "ended with code 1" in reproduced(capfd, *words, code=125)
+    failing = "super().train_batch(); 1 / (2 - self.iteration)"
+    (copied / "train.py").write_text(SCRIPT.replace("super().train_batch()", failing))
+    assert "ended with code 1" in reproduced(capfd, *words, code=1)
 
 
 def test_what_cannot_be_made_again_is_a_mistake(copied: Path, capfd: Capture) -> None:
