@@ -28,8 +28,10 @@ from expbase.config import CONFIG, load_yaml
 from expbase.engine.run_dir import LOCK, NO_LOCKS, is_run
 from expbase.record.metrics import METRICS
 from expbase.record.starts_and_ends import LEDGER, flat, open_start, runs_here
+from expbase.tools.newest_metrics import as_metrics, read_newest
 
 _LOCK = LOCK.format(rank=0)
+_OF_RUNS = {CONFIG, LEDGER, _LOCK}
 
 
 def printable(text: str) -> str:
@@ -47,24 +49,18 @@ def find(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise ValueMistake(f"{folder}: no such directory; expected one with runs in it.")
     found = []
-    for directory, names, _ in os.walk(folder):
+    for directory, names, files in os.walk(folder):
         names[:] = [name for name in names if not name.startswith(".")]
-        if is_run(directory):
+        if not _OF_RUNS.isdisjoint(files) and is_run(directory):
             found.append(Path(directory))
             names[:] = [name for name in names if name != layout.FOLDER]
     return sorted(found)
 
 
-def metric_lines(run: Path, last: int | None = None) -> Iterator[dict[str, Any]]:
-    """Yields the lines of a run's metrics.jsonl, as mappings.
-
-    Args:
-        run: The output directory.
-        last: Read only so many bytes, at the end of the file.
-    """
-    for line in json_lines(run / METRICS, last):
-        has_parts = any(isinstance(value, (dict, list)) for value in line.values())
-        if isinstance(line.get("iteration"), int) and not has_parts:
+def metric_lines(run: Path) -> Iterator[dict[str, Any]]:
+    """Yields the lines of a run's metrics.jsonl, as mappings."""
+    for line in json_lines(run / METRICS):
+        if as_metrics(line) is not None:
             yield line
 
 
@@ -151,11 +147,8 @@ def find_differences(runs: Sequence[RunFacts]) -> None:
 
 
 def _read_progress(run: RunFacts, path: Path) -> None:
-    for line in metric_lines(path, last=1 << 20):  # the last validation may be a while ago
-        run.iteration = line["iteration"]
-        run.metrics |= {name: value for name, value in line.items() if "/" in name}
-        if any(name.startswith("test/") for name in line):
-            run.tested = str(line.get("checkpoint", ""))
+    newest = read_newest(path)
+    run.iteration, run.metrics, run.tested = newest.iteration, newest.metrics, newest.tested
     run.loss = run.metrics.get("train/loss")
     if saved := layout.listed(path / layout.FOLDER):
         run.iteration = max(run.iteration, layout.iteration_of(saved[-1]) or 0)
@@ -177,10 +170,9 @@ def _read_ledger(run: RunFacts, path: Path) -> None:
 
 
 def _read_config(run: RunFacts, path: Path) -> None:
-    config = flat(load_yaml(path / CONFIG))
-    if not run.config:  # that of the last start holds
-        run.config = config
-        run.max_iteration = config.get("training.max_iteration") or 0
+    if not run.config:  # else that of the last start holds, and YAML takes long to read
+        run.config = flat(load_yaml(path / CONFIG))
+        run.max_iteration = run.config.get("training.max_iteration") or 0
 
 
 def _state(run: RunFacts) -> str:
