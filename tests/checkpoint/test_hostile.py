@@ -53,8 +53,9 @@ class Hidden(Slotted):
         set_by_property.append(value)
 
 
-class Marks(enum.Flag, boundary=enum.KEEP):
-    ONE = 1
+# Python 3.10 keeps no unknown bits, and has no word for it.
+_KEEP: Any = {"boundary": enum.KEEP} if hasattr(enum, "KEEP") else {}
+Marks = enum.Flag("Marks", {"ONE": 1}, module=HERE, **_KEEP)
 
 
 def mt(place: int) -> dict[str, Any]:
