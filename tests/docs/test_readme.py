@@ -43,6 +43,7 @@ OWN_TESTS = {
     "recipes_around": "test_recipes.py",  # the same
     "notebooks": "test_notebooks.py",  # the same
     "jumped": "test_jumped.py",  # the same
+    "same_result": "test_same_result.py",
 }
 
 
