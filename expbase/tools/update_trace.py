@@ -6,7 +6,7 @@
     trace.steps             # [["input", "model", "1a2b3c4d"], ["output", "model", …], …]
 
 Two traces of one update that should be alike differ first where something does not repeat itself.
-Operators are paddle's own notes, which its versions before 3.3 do not write.
+Operators are notes that paddle itself writes, if its version has the flag for it; 3.3.1 has.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import paddle
+from paddle.base import core
 
 from expbase.base.files import checksum_of
 from expbase.base.json_values import checksum
@@ -101,15 +102,15 @@ def operators_of_paddle(path: Path, found: StatefulObjects) -> Iterator[list[lis
     """
     noted: list[list[str]] = []
     names = [(parameter, parameter.name) for _, parameter in named_parameters(found)]
-    try:
-        paddle.set_flags({_NOTES: str(path)})
-    except ValueError:  # paddle/base/framework.py, set_flags: no such flag
+    off = {_NOTES: "", _RENAMES: False}
+    if not all(map(core.globals().is_public, off)):
         yield noted
         return
+    paddle.set_flags({_NOTES: str(path)})
     try:
         yield noted
     finally:
-        paddle.set_flags({_NOTES: "", _RENAMES: False})
+        paddle.set_flags(off)
         for parameter, name in names:
             parameter.name = name
         text = path.read_text(errors="replace") if path.exists() else ""
