@@ -134,7 +134,9 @@ class Reproduced(ExperimentBase):
         super().log(mapping, *misplaced, **scalars)
         for update in _under_way if self.internals.phase == "train" else ():
             for name, value in {**(mapping or {}), **scalars}.items():
-                update.logged.setdefault(name, []).append(float(value))
+                # float() of a tensor of shape [1] is an error with numpy 2.4.
+                number = value.item() if hasattr(value, "item") else value
+                update.logged.setdefault(name, []).append(float(number))
 
 
 def what_is_saved(checkpoint: Path) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 It runs your script, or `-m` and a module, straight through, then again with kill -9 at random
 moments, inside a save and inside a validation too, and compares every file of tensors, counter and
 logged number. If they differ, it runs once more without a kill: a script that does not repeat
-itself is named as such. The words after --, such as -- --nprocs 2, are for the script, which must
-have an option --output. All runs are on the CPU, unless these words name a --device: then they have
+itself is named as such, and two more runs, which make updates several times from one state, show
+where. The words after --, such as -- --nprocs 2, are for the script, which must have an option
+--output. All runs are on the CPU, unless these words name a --device: then they have
 training.deterministic=True, too. With --ranks it also runs straight through on each of these
 numbers of processes, and each start between the kills is on one of them; the script must have an
 option --nprocs, and training.shares.
@@ -32,12 +33,15 @@ from expbase.checkpoint import layout
 from expbase.checkpoint.named import find_at
 from expbase.cli import count
 from expbase.config import CONFIG, differences, load_yaml
-from expbase.tools import add_tool, make_folder
+from expbase.tools import add_tool, make_folder, nondeterminism
 from expbase.tools.child_processes import ended_by_signals, kill
 from expbase.tools.compare import files, logged, values
 from expbase.tools.fingerprints import KINDS, PLAN, killed_path, notes_path
+from expbase.tools.repeat_update import FIRST
 
 _DELAY = 0.02  # the longest time from the beginning of an iteration to a kill, in seconds
+_AGAIN = {"again": "the second time", "again-2": "the third time"}  # names of runs
+_UNEXPLAINED = "no line of the log says why"
 # The fields of a note, each with the likely cause of a first difference in it.
 _CAUSES = {
     "before": "{names} differ before the update",
@@ -47,11 +51,12 @@ _CAUSES = {
     "A generator of its own? Draw from random, np.random or paddle inside __getitem__",
     "rates": "Likely cause: schedule: another learning rate. Make the schedule an attribute of the "
     "experiment, or step it from self.iteration",
-    "after": "{names} differ after the update, and no line of the log says why: a thread, a file, "
+    "after": f"{{names}} differ after the update, and {_UNEXPLAINED}: a thread, a file, "
     "an object made in C is out of sight",
 }
 # Lines of a log on what a start has not restored.
 _LOST = re.compile(r"(?:not exact: |(?=sets, to whose items))(.*)")
+_BY_HAND = re.compile(r"(a DataLoader of \S+|\S+) is read by hand: ")  # a line of the doctor
 _CAUSES_OF_RANKS = _CAUSES | dict.fromkeys(
     ("before", "after"),
     "Likely cause: what depends on the number of processes, or is no state: a draw from self.rank, "
@@ -142,14 +147,37 @@ def _not_identical(
 ) -> int:
     """Prints the difference, or that the script does not repeat itself without a kill either."""
     once = max(undisturbed, key=lambda side: [*side.numbers])  # more processes have more causes
-    again = ComparedRun(args, "again", once.numbers)
     print("not identical; once more without a kill", flush=True)
+    again = ComparedRun(args, "again", once.numbers)
     again.finish()
-    if chance := first_difference(once, again):
+    chance = first_difference(once, again)
+    if not chance and _UNEXPLAINED in difference:  # these two may be the same by chance
+        print(f"{_UNEXPLAINED}; once more without a kill", flush=True)
+        again = ComparedRun(args, "again-2", once.numbers)
+        again.finish()
+        chance = first_difference(once, again)
+    found: list[str] = []
+    if chance:
         where = ""
-        difference = f"the script does not repeat itself: {chance} {_CAUSES_OF_CHANCE}"
-    print(f"NOT IDENTICAL{where}: {difference}")
+        if note := first_note(once, again):
+            found += _found(args, note[0], once)
+        difference = f"the script does not repeat itself: {chance}"
+        difference += "" if found else f" {_CAUSES_OF_CHANCE}"
+    print("\n".join([f"NOT IDENTICAL{where}: {difference}", *found]))
     return 1
+
+
+def _found(args: argparse.Namespace, iteration: int, once: ComparedRun) -> list[str]:
+    """Returns lines on where a script does not repeat itself, from an iteration on."""
+    print(f"twice more, with update {iteration} made several times from one state", flush=True)
+    runs = [ComparedRun(args, f"repeated-{number}", once.numbers) for number in (1, 2)]
+    for run in runs:
+        run.repeat(iteration)
+    logs = [log.read_text(errors="replace") for log in once.directory.glob("worker_*.log")]
+    by_hand = sorted({name for text in logs for name in _BY_HAND.findall(text)})
+    return [
+        *nondeterminism.where([nondeterminism.read_updates(r.directory) for r in runs], by_hand)
+    ]
 
 
 class ComparedRun:
@@ -157,7 +185,7 @@ class ComparedRun:
 
     Args:
         args: Those of the tool.
-        name: "straight", "killed" or "again", or one with a number of processes.
+        name: "straight", "killed", "again" or "again-2", or one with a number of processes.
         numbers: Each start is on one of these numbers of processes; empty: as the script's words
             say.
     """
@@ -168,13 +196,15 @@ class ComparedRun:
         self.numbers = numbers
         self.how = "after the kills" if name == "killed" else f"on {[*numbers, 1][0]} processes"
         self.causes = _CAUSES_OF_RANKS if numbers else _CAUSES
-        if name == "again":
-            self.how = "the second time"
+        if name in _AGAIN:
+            self.how = _AGAIN[name]
             self.causes = _NO_CAUSES
         self._source = random.Random(1)
         self.directory = Path(args.output).absolute() / name
         self._args = args
         self._stderr = Path(f"{self.directory}.stderr")
+        self._program = "fingerprints.py"
+        self._variables: dict[str, str] = {}
         # What it trains by, whatever its config says.
         self.training = {
             "max_iteration": args.iterations,
@@ -200,7 +230,16 @@ class ComparedRun:
         words = [*script, "--output", str(self.directory), *args.words]
         if self.numbers:
             words += ["--nprocs", str(self._source.choice(self.numbers))]
-        return [sys.executable, str(Path(__file__).with_name("fingerprints.py")), *words]
+        return [sys.executable, str(Path(__file__).with_name(self._program)), *words]
+
+    def repeat(self, iteration: int) -> None:
+        """Makes updates several times, from an iteration on; it ends soon after."""
+        self._program, self._variables = "repeat_update.py", {FIRST: str(iteration)}
+        self.start()
+        try:
+            self.process.wait()  # of one that fails there are the updates before
+        finally:
+            kill(self.process)
 
     def start(self, kill: str = "", at: int = 0, delay: float = 0.0) -> None:
         """Starts the run in another session, which a Ctrl-C does not reach.
@@ -213,7 +252,7 @@ class ComparedRun:
         killed_path(self.directory).unlink(missing_ok=True)
         plan: dict[str, Any] = {"training": self.training, "device": self.device}
         plan |= {"kill": kill, "at": at, "delay": delay}
-        environment = {**os.environ, PLAN: json.dumps(plan)}
+        environment = {**os.environ, PLAN: json.dumps(plan), **self._variables}
         with self._stderr.open("ab") as stderr:
             self.process = subprocess.Popen(
                 self.command(), env=environment, stdout=stderr, stderr=stderr,
@@ -315,15 +354,22 @@ def first_difference(straight: ComparedRun, killed: ComparedRun) -> str:
     If a start has said that it did not restore something, that is the cause; else it is guessed.
     """
     lost = "; ".join(killed.lost())
-    expected = straight.notes()
-    for iteration, note in sorted(killed.notes().items()):
-        for field, guess in killed.causes.items():
-            names = differences(expected.get(iteration, {}).get(field, {}), note[field])
-            if names:
-                cause = f"Cause: {lost}" if lost else guess.format(names=", ".join(names))
-                return f"first at iteration {iteration}. {cause}."
+    if note := first_note(straight, killed):
+        iteration, field, names = note
+        guess = killed.causes[field].format(names=", ".join(names))
+        return f"first at iteration {iteration}. {f'Cause: {lost}' if lost else guess}."
     one, other = (logged(side.directory) | side.saved() for side in (straight, killed))
     for name, (left, right) in differences(one, other).items():
         cause = f" Cause: {lost}." if lost else ""
         return f"{name} differs: {left} straight through, {right} {killed.how}.{cause}"
     return ""
+
+
+def first_note(straight: ComparedRun, other: ComparedRun) -> tuple[int, str, list[str]] | None:
+    """Returns the first note that differs: its iteration, its field, and what differs in that."""
+    expected = straight.notes()
+    for iteration, note in sorted(other.notes().items()):
+        for field in other.causes:
+            if names := differences(expected.get(iteration, {}).get(field, {}), note[field]):
+                return iteration, field, [*names]
+    return None

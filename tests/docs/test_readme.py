@@ -45,6 +45,7 @@ OWN_TESTS = {
     "jumped": "test_jumped.py",  # the same
     "bisect": "test_bisect.py",  # the same
     "take_out": "test_take_out.py",  # the same
+    "same_result": "test_same_result.py",
 }
 
 

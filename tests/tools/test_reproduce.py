@@ -25,6 +25,7 @@ from expbase.checkpoint import layout
 
 SCRIPT = """
 import nets  # beside it
+import paddle
 from pathlib import Path
 from tiny import Helped
 from expbase import main
@@ -42,7 +43,8 @@ class Experiment(Helped):
 
     def train_batch(self):
         super().train_batch()
-        self.log(scale=nets.SCALE * float(Path("data/scale.txt").read_text()))
+        scale = nets.SCALE * float(Path("data/scale.txt").read_text())
+        self.log(scale=paddle.to_tensor([scale]))  # of shape [1]
 
     def on_train_end(self):
         with open("data/ended.txt", "a") as file:

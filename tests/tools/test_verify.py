@@ -25,6 +25,7 @@ from expbase import ExperimentBase
 from expbase.__main__ import main
 from expbase.config import flatten
 from expbase.mixins_in_front import put_in_front
+from expbase.tools import verify as tool
 from expbase.tools.fingerprints import PLAN, Verified
 from expbase.tools.verify import ComparedRun, first_difference
 
@@ -378,6 +379,31 @@ def test_a_state_that_is_not_saved_is_no_script_that_does_not_repeat_itself(
     assert "repeat itself" not in output
 
 
+def test_what_no_line_explains_is_looked_for_a_second_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two runs of a script that does not repeat itself may be the same."""
+    finished: list[str] = []
+    monkeypatch.setattr(ComparedRun, "finish", lambda side: finished.append(side.directory.name))
+    monkeypatch.setattr(tool, "first_note", lambda *sides: None)
+    args = argparse.Namespace(output=tmp_path, iterations=16, words=[])
+    for difference, answers, runs in (
+        ("model differ after the update, and no line of the log says why", ["", "new"], 2),
+        ("model differ after the update, and no line of the log says why", ["new"], 1),
+        ("Cause: self.levels (cycle): has changed", [""], 1),
+    ):
+        found = iter(answers)
+        monkeypatch.setattr(tool, "first_difference", lambda *sides, found=found: next(found))
+        assert tool._not_identical(args, "", difference, ComparedRun(args, "straight")) == 1
+        assert finished == ["again", "again-2"][:runs]
+        finished.clear()
+        last = capsys.readouterr().out.splitlines()[-1]
+        is_chance = last.startswith(
+            "NOT IDENTICAL: the script does not repeat itself: new Known ca"
+        )
+        assert is_chance == (answers[-1] == "new")
+
+
 @pytest.mark.long
 def test_on_several_processes_it_is_told_from_a_script_that_does_not_repeat_itself(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -386,7 +412,12 @@ def test_on_several_processes_it_is_told_from_a_script_that_does_not_repeat_itse
     assert verify(tmp_path, DRAWING, *words) == 1
     assert (
         "NOT IDENTICAL: the script does not repeat itself: first at iteration 1. The update itself "
-        "differs: model. Known causes: the time; numbers of the system"
+        "differs: model.\n"
+        "where: update 1: model.0.weight differs after it, and the gradients are the same: the "
+        "step of self.optimizer (Adam), or what train_batch itself writes into it. Made 4 times in "
+        "one process, from one state and one batch, it is the same, and in another process it is "
+        "not.\n"
+        "causes to look at: the time; numbers of the system"
     ) in capsys.readouterr().out
 
 
