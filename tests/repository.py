@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,3 +36,16 @@ def commit(folder: Path, message: str) -> None:
     """Commits all that there is."""
     git(folder, "add", ".")
     git(folder, "commit", "--quiet", "-m", message)
+
+
+def shell(commands: str, folder: Path, code: int = 0) -> str:
+    """Gives commands of a page to a shell, in a folder; returns what they print.
+
+    `python` is the interpreter of the tests.
+    """
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, **GIT, "PATH": path, "PYTHONWARNINGS": "ignore"}
+    options: dict[str, Any] = {"capture_output": True, "text": True, "check": False}
+    done = subprocess.run(["sh", "-ec", commands], cwd=folder, env=environment, **options)
+    assert done.returncode == code, done.stdout + done.stderr
+    return str(done.stdout)

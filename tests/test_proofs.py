@@ -139,3 +139,14 @@ def test_fleets_tensor_parallel_continues_to_the_same_bits(tmp_path: Path) -> No
     assert "from step-00000002" in text
     assert "not exact" not in text
     same_bits(*(tmp_path / run / "checkpoints/step-00000006" for run in ("whole", "parts")))
+
+
+@pytest.mark.usefixtures("forked")
+def test_of_each_kind_of_fraud_among_runs_one_is_named_and_no_honest_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from judged import KINDS, prove
+
+    monkeypatch.setenv("PYTHONWARNINGS", "ignore")
+    named, honest, _ = prove(tmp_path / "task", len(KINDS) + 2, len(KINDS), seed=0)
+    assert (named, honest) == (len(KINDS), 0)

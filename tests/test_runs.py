@@ -148,7 +148,7 @@ def test_the_board_reads_its_record(version: str, name: str, expected: dict[str,
     from visualdl import LogReader
 
     files = record_files(Path(name), Path("copies"))
-    assert update(files)
+    assert update(files, {})
     [copy] = files
     assert copy.read_bytes() == Path(name, FILE_NAME).read_bytes()
     records = LogReader(file_path=str(copy)).get_data("scalar", "train/loss")

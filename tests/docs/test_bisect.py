@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pages import SCRIPT, blocks
-from repository import GIT, commit, git, new_repository
+from repository import commit, git, new_repository, shell
 
 MAKE, ASK, ASK_THEN, SEARCH = blocks("bisect", "bash")
 CHANGED, SAME, FOUND = blocks("bisect", "text")
@@ -25,16 +21,6 @@ COMMITS = {
     "it runs again": ("main(Line", "main(Line)"),
     "an epsilon": ("Adam(0.021,", "Adam(0.021, epsilon=1e-8,"),
 }
-
-
-def given(commands: str, folder: Path, code: int | None = 0) -> str:
-    """Gives commands of the page to a shell; returns what they say."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {**os.environ, **GIT, "PATH": path, "PYTHONWARNINGS": "ignore"}
-    words = {"cwd": folder, "env": environment, "capture_output": True, "text": True}
-    done: Any = subprocess.run(["sh", "-ec", commands], check=False, **words)
-    assert done.returncode == code, done.stdout + done.stderr
-    return str(done.stdout)
 
 
 def without_numbers(said: str) -> str:
@@ -53,12 +39,12 @@ def test_git_names_the_commit_that_changed_the_numbers(tmp_path: Path) -> None:
         script = script.replace(old, new)
         (folder / "train.py").write_text(script)
         commit(folder, message)
-    given(MAKE, folder)
-    now = given(f"{ASK.strip()} || test $? = 1", folder)
+    shell(MAKE, folder)
+    now = shell(f"{ASK.strip()} || test $? = 1", folder)
     assert without_numbers(now.splitlines()[-1]) == without_numbers(CHANGED)
-    then = given(ASK_THEN, folder)
+    then = shell(ASK_THEN, folder)
     assert without_numbers(then.splitlines()[-1]) == without_numbers(SAME)
-    said = given(SEARCH, folder)
+    said = shell(SEARCH, folder)
     named = git(folder, "log", "--format=%H", "--grep", "the numbers")
     assert f"{named} is the first bad commit" in said
     assert FOUND.split(" ", 1)[1].strip() == "is the first bad commit"

@@ -44,6 +44,7 @@ OWN_TESTS = {
     "notebooks": "test_notebooks.py",  # the same
     "jumped": "test_jumped.py",  # the same
     "bisect": "test_bisect.py",  # the same
+    "judge": "test_judge.py",  # the same
     "take_out": "test_take_out.py",  # the same
     "same_result": "test_same_result.py",
 }
@@ -200,7 +201,9 @@ COMMANDED = [
     page
     for page in TEXT
     if blocks(page, "bash")
-    and not page.startswith(("first", "recipes", "experiments", "jumped", "bisect", "take_out"))
+    and not page.startswith(
+        ("first", "recipes", "experiments", "jumped", "bisect", "judge", "take_out")
+    )
 ]
 
 

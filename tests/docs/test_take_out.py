@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import forks
 import numpy as np
 import pytest
 from pages import blocks
+from repository import shell
 from tiny import same_bits
 
 SCRIPT, BLANK = blocks("take_out", "python")
@@ -35,16 +34,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def given(commands: str, folder: Path, code: int = 0) -> str:
-    """Gives commands of the page to a shell; returns what they say."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "PYTHONWARNINGS": "ignore"}
-    words = {"cwd": folder, "env": environment, "capture_output": True, "text": True}
-    done: Any = subprocess.run(commands, shell=True, check=False, **words)
-    assert done.returncode == code, done.stdout + done.stderr
-    return str(done.stdout)
-
-
 def shape(said: str) -> str:
     """Without what depends on the kernels of a CPU."""
     return re.sub(r"(\d+\.\d+|\b[0-9a-f]{64} of [\d,]+ bytes)", "0", said)
@@ -61,15 +50,15 @@ def trained(folder: Path, name: str, skipped: list[int], *words: str) -> Path:
 
 
 def test_the_commands_of_the_page_do_what_it_says(project: Path) -> None:
-    given(TRAIN, project)
-    assert shape(given(FIND, project)) == shape(FOUND)
-    given(WITHOUT, project)
-    given(f"python - <<'END'\n{BLANK}END", project)
-    assert shape(given(AGAIN, project).splitlines()[-1]) == shape(REPRODUCED.strip())
-    *parts, result = given(PARTS, project, code=1).splitlines()
+    shell(TRAIN, project)
+    assert shape(shell(FIND, project)) == shape(FOUND)
+    shell(WITHOUT, project)
+    shell(f"python - <<'END'\n{BLANK}END", project)
+    assert shape(shell(AGAIN, project).splitlines()[-1]) == shape(REPRODUCED.strip())
+    *parts, result = shell(PARTS, project, code=1).splitlines()
     assert shape("\n".join(parts)) == shape(OF_PARTS.strip())
     assert result.startswith("NOT REPRODUCED: iterations 51 to 100: train/loss at iteration 80")
-    given(PROOF.replace("\n", " && ").removesuffix(" && "), project)
+    shell(PROOF.replace("\n", " && ").removesuffix(" && "), project)
 
 
 def test_what_setup_computes_from_the_data_has_seen_it(tmp_path: Path) -> None:
@@ -79,9 +68,9 @@ def test_what_setup_computes_from_the_data_has_seen_it(tmp_path: Path) -> None:
         SCRIPT.replace(line, line + " " * 8 + "rows -= rows.mean()\n")
     )
     np.save(tmp_path / "prices.npy", ROWS)
-    given(TRAIN + WITHOUT, tmp_path)
-    given(f"python - <<'END'\n{BLANK}END", tmp_path)
-    said = given(AGAIN, tmp_path, code=1)
+    shell(TRAIN + WITHOUT, tmp_path)
+    shell(f"python - <<'END'\n{BLANK}END", tmp_path)
+    said = shell(AGAIN, tmp_path, code=1)
     assert "NOT REPRODUCED: iterations 51 to 100: " in said
     assert "(3 of 3 parts are not the same)" in said
 
@@ -89,8 +78,8 @@ def test_what_setup_computes_from_the_data_has_seen_it(tmp_path: Path) -> None:
 def test_of_ten_rows_each_is_taken_out_to_the_bytes_of_a_run_without_it(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     np.save(tmp_path / "prices.npy", ROWS)
-    given(TRAIN, tmp_path)
-    updates = given(FIND.partition("|")[0], tmp_path)
+    shell(TRAIN, tmp_path)
+    updates = shell(FIND.partition("|")[0], tmp_path)
     for row in TAKEN:
         np.save(tmp_path / "prices.npy", ROWS)
         found = re.findall(rf"^\[(\d+)\] .*samples.*\b{row}\b", updates, re.M)
