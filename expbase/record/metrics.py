@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import datetime
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-from expbase.base.json_lines import JsonLines
+from expbase.base.json_lines import JsonLines, json_lines
 from expbase.record.meter import Meter
 from expbase.record.visualizer import Visualizer
 
@@ -90,6 +91,19 @@ class MetricLog:
         """Closes the files. May be called twice."""
         self._file.close()
         self._visualizer().end()
+
+
+def metric_lines(run: Path, last: int | None = None) -> Iterator[dict[str, Any]]:
+    """Yields the lines of a run's metrics.jsonl, as mappings.
+
+    Args:
+        run: The output directory.
+        last: Read only so many bytes, at the end of the file.
+    """
+    for line in json_lines(run / METRICS, last):
+        has_parts = any(isinstance(value, (dict, list)) for value in line.values())
+        if isinstance(line.get("iteration"), int) and not has_parts:
+            yield line
 
 
 def words(metrics: Mapping[str, Any]) -> str:

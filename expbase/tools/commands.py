@@ -16,9 +16,10 @@ from pathlib import Path
 from expbase.config import ConfigError
 from expbase.record.git import top_of
 from expbase.record.sources import SOURCES
+from expbase.record.starts_and_ends import Facts
 from expbase.tools import train_again
 from expbase.tools.child_processes import kill
-from expbase.tools.run_parts import Facts, Leg
+from expbase.tools.run_parts import Leg
 
 _TAIL = 15  # lines of a log that are shown of a command that failed beside others
 

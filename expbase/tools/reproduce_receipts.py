@@ -16,10 +16,9 @@ from typing import Any
 from expbase.base.files import write_single_file
 from expbase.checkpoint import layout
 from expbase.config import ConfigError
-from expbase.tools.compare import iteration_of, logged
+from expbase.engine.compare_runs import iteration_of, logged, what_is_saved
 from expbase.tools.remake_part import Made
 from expbase.tools.run_parts import History, Part
-from expbase.tools.train_again import what_is_saved
 
 
 def write(path: Path, history: History, made: Sequence[Made], result: str) -> None:

@@ -25,11 +25,11 @@ from typing import Any
 from expbase.checkpoint import layout
 from expbase.cli import adopt_aloud
 from expbase.config import Config, ConfigError
+from expbase.engine.compare_runs import what_is_saved
 from expbase.experiment import ExperimentBase
 from expbase.ranks import collectives
 from expbase.record.sources import Code
 from expbase.tools.child_processes import run_script
-from expbase.tools.compare import files, values
 
 PLAN = "EXPBASE_REPRODUCE"
 
@@ -130,14 +130,6 @@ class Reproduced(ExperimentBase):
         for update in _under_way if self.internals.phase == "train" else ():
             for name, value in {**(mapping or {}), **scalars}.items():
                 update.logged.setdefault(name, []).append(float(value))
-
-
-def what_is_saved(checkpoint: Path) -> dict[str, Any]:
-    """Returns what is compared of a checkpoint: checksums of its files, and its values."""
-    saved = files(checkpoint) | values(checkpoint)
-    # One that is made at a stop has none: the to-do list was done before.
-    saved["loop"].pop("todo")
-    return saved
 
 
 def saved_path(output: str | Path) -> Path:
