@@ -162,7 +162,7 @@ OF_TOOLS = {
     "board": "host port",
     "ls": "columns sort reverse seeds json",
     "plot": "output metrics smooth single",
-    "reproduce": "from to parts seed jobs here updates python record receipts",
+    "reproduce": "from to parts seed digest jobs here updates python record receipts",
     "rm": "yes",
     "show": "digest",
     "verify": "output iterations kills ranks",

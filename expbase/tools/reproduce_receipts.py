@@ -21,14 +21,17 @@ from expbase.tools.remake_part import Made
 from expbase.tools.run_parts import History, Part
 
 
-def write(path: Path, history: History, made: Sequence[Made], result: str) -> None:
-    """Writes the receipt of some parts."""
+def write(
+    path: Path, history: History, made: Sequence[Made], result: str, digest: str | None = None
+) -> None:
+    """Writes the receipt of some parts of the run of a digest, if one was given."""
     first = history.maker(made[0].part.first + 1)
     receipt = {
         "result": result,
         "reproduced": not any(one.problem for one in made),
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "run": str(history.run),
+        "digest": digest,
         "command": first["command"],
         "git": first["git"],
         "parts": [_entry(one) for one in made],

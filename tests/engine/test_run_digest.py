@@ -130,6 +130,8 @@ def test_how_often_a_run_was_started_or_has_saved_is_not_bound(
     assert digest_of(tmp_path / "deep/other") == digest_of(straight)
     others = run_digest.read(tmp_path / "deep/other").others
     assert any(name.startswith("checkpoint step-00000007") for name in others) is (how == "saved")
+    shutil.rmtree(step(tmp_path / "deep/other", 7), ignore_errors=True)  # it need not be sent
+    assert digest_of(tmp_path / "deep/other") == digest_of(straight)
 
 
 def test_another_config_has_another_digest(straight: Path, tmp_path: Path) -> None:
