@@ -296,6 +296,8 @@ def test_of_a_digest_all_readers_make_the_same_parts_of_the_files_that_it_binds(
     made = Part(part["first"], part["last"])
     bound = [Part(0, 2), Part(2, 4), Part(4, 6), Part(6, 7)]
     assert [made] == random.Random(digest).sample(bound, 1)  # by nobody's choice
+    said = reproduced(capfd, *words, "--from", "5", code=78)
+    assert said.endswith("expected one of 0, 2, 4, 6, 7.")
     assert "--seed: given with --digest" in reproduced(capfd, *words, "--seed", "1", code=78)
     assert "expected the 64 digits" in reproduced(capfd, "runs/a", "--digest", "1f", code=78)
 
