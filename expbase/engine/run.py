@@ -18,6 +18,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -362,6 +363,8 @@ class Run:
         """Prepares what writes all stacks when nothing moves, and may end the process."""
 
         def progress() -> dict[str, Any]:
+            if self.life is Life.FINISHED:  # a slow disk may take long to read all checkpoints
+                return {"time": time.monotonic()}
             return {
                 "phase": self.evaluation.phase,
                 "iteration": self.loop.iteration,
@@ -517,6 +520,7 @@ class Run:
         """
         start = self.start
         self.checkpointer.finish()
+        self.life = Life.FINISHED
         if not start.options.smoke:
             collectives.on_rank_zero(self._write_digest, "the digest of the run")
         self.checkpointer.note_end(self.loop.iteration, self.loop.shown_epoch)

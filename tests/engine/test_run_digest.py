@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -18,6 +19,7 @@ from tiny import PYTHONPATH, TESTS, Helped, Tiny, ledger, metrics, trained
 
 from expbase.checkpoint import layout
 from expbase.engine import run_digest
+from expbase.ranks import hang
 from expbase.record import git
 from expbase.record.starts_and_ends import sessions
 
@@ -172,6 +174,30 @@ def test_a_digest_that_cannot_be_written_costs_no_run(
     log = (tmp_path / "run/worker_0.log").read_text()
     assert "digest.txt: not written, and the run has no digest: [Errno 28] No space left" in log
     assert ledger(tmp_path / "run")[-1]["reason"] == "finished"
+
+
+def test_a_digest_that_takes_long_is_no_hanging(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched: list[Callable[[], dict[str, Any]]] = []
+    moves: list[bool] = []
+
+    def watching(_: float, progress: Callable[[], dict[str, Any]], *__: Any, **___: Any) -> Any:
+        watched.append(progress)
+        return contextlib.nullcontext()
+
+    def has_moved(*_: Any) -> str:
+        moves.append(watched[0]() != watched[0]())
+        return "0" * 64
+
+    class Ending(Tiny):
+        def on_train_end(self) -> None:
+            has_moved()
+
+    monkeypatch.setattr(hang, "watching", watching)
+    monkeypatch.setattr(run_digest, "write", has_moved)
+    trained(Ending, tmp_path / "run", max_iteration=2)
+    assert moves == [False, True]
 
 
 @pytest.mark.parametrize(
