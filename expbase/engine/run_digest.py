@@ -15,10 +15,10 @@ moment of a stop decides on, lines stand below an empty one: they are no part of
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -196,7 +196,9 @@ def _found(run: Path, starts: Sequence[Facts]) -> _Found:
         except DAMAGES as error:
             found.damaged[files] = CheckpointError(f"{files}: damaged: {error!r:.200}")
     there = layout.listed(run / layout.FOLDER)
-    kept_anyway = {*there[-1:], *_best(run, starts)}
+    kept_anyway = {*there[-1:]}
+    with contextlib.suppress(*DAMAGES):  # of which a line tells already
+        kept_anyway |= {*_best(run, starts)}
     for path in there:
         name = _checkpoint(layout.iteration_of(path) or 0)
         try:
@@ -327,10 +329,15 @@ def _training(start: Facts) -> dict[str, Any]:
 
 def _of_numbers(run: Path) -> dict[str, Line]:
     """Returns a line for each name under which numbers were logged."""
-    found: dict[str, list[Any]] = defaultdict(list)
-    for one in numbers(run):
-        found[f"{one.file} {_escaped(one.name)}"].append([one.iteration, one.value])
-    return {name: _of_values(values) for name, values in sorted(found.items())}
+    hashes: dict[str, Any] = {}
+    for one in numbers(run):  # a list as JSON, piece by piece: there may be millions
+        name = f"{one.file} {_escaped(one.name)}"
+        begin = ", " if name in hashes else "["
+        text = f"{begin}{json.dumps([one.iteration, one.value])}"
+        hashes.setdefault(name, hashlib.sha256()).update(text.encode())
+    for content in hashes.values():
+        content.update(b"]")
+    return {name: Line(content.hexdigest()) for name, content in sorted(hashes.items())}
 
 
 def _escaped(name: str) -> str:

@@ -35,6 +35,7 @@ from expbase.tools.child_processes import ended_by_signals
 from expbase.tools.commands import Commands
 from expbase.tools.remake_part import Made, make
 from expbase.tools.run_parts import History, Part, history_of
+from expbase.tools.runs import printable
 
 _SHOWN = 40  # numbers that the code of now has logged, and the run had not
 
@@ -69,7 +70,7 @@ def main(args: argparse.Namespace) -> int:
         if args.digest:
             history, problem = _of_digest(history, args)
             if problem:
-                print(f"NOT REPRODUCED: {problem}")
+                print(printable(f"NOT REPRODUCED: {problem}"))
                 return 1
         if args.receipts:
             problem, result = reproduce_receipts.together(history, args.receipts)

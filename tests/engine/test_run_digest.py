@@ -352,6 +352,8 @@ PLANTED: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda run: without_start(run, 1), "start 4 config: not here"),
     "a ledger with something else in it": (
         edit("start", 0, config=[1]), "ledger.jsonl: damaged"),
+    "something else in its last start": (
+        edit("start", 1, config={"training.keep_best": "a"}), "config: another one"),
     "a line of digest.txt": (
         lambda run: flipped_line(run), "digest.txt: another one, whose digest is "),
 }  # fmt: skip

@@ -299,6 +299,10 @@ def test_show_checks_the_files_of_a_run_by_its_digest_or_by_one_that_is_given(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "metrics.jsonl train/loss: not here"
     assert lines[-1] == f"NOT the files of digest {digest}"
+    text = (run / "digest.txt").read_text()
+    (run / "digest.txt").write_text(text.replace("config ", "config\x1b[2J "))  # it clears a screen
+    assert main(["show", str(run), "--digest"]) == 1
+    assert "config\\x1b[2J: not here" in capsys.readouterr().out
     said = refused(run, capsys, "--digest", digest[:8])
     assert (
         f"--digest: '{digest[:8]}' given; expected the 64 digits that the run has printed" in said
