@@ -14,7 +14,7 @@ background, and one that was on its way when its score was noted may never appea
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,18 +63,30 @@ class Validations:
     @property
     def best(self) -> Scores:
         """The best checkpoints that are there; empty but on rank 0."""
-        return self._best_with(())
+        return _there(self._path.parent, _ranked(self._lines)) if self._path else []
 
-    def _best_with(self, coming: Iterable[int]) -> Scores:
-        return _best(self._path.parent, self._lines, coming) if self._path else []
+    def kept(self, coming: Iterable[int] = ()) -> Callable[[Iterable[int]], list[int]]:
+        """Returns a function: by what is noted now, which iterations stay for being the best.
 
-    def kept(self, coming: Iterable[int] = ()) -> list[int]:
-        """Returns the iterations whose checkpoints stay for being the best.
-
-        `coming` are iterations whose checkpoints are not there yet.
+        It is given those that have a checkpoint. `coming` are others, whose checkpoints are not
+        there yet.
         """
-        best = self._best_with(coming)
-        return [iteration for iteration, _ in best[: self._training.keep_best]]
+        ranked, most, coming = _ranked(self._lines), self._training.keep_best, {*coming}
+
+        def kept(there: Iterable[int]) -> list[int]:
+            known = coming.union(there)
+            return [iteration for iteration, _ in ranked if iteration in known][:most]
+
+        return kept
+
+    def is_kept(self, iteration: int, coming: Iterable[int]) -> bool:
+        """Returns whether an iteration, one of the `coming`, stays for being the best."""
+        ranked, most = _ranked(self._lines), self._training.keep_best
+        if self._path is None or iteration not in [number for number, _ in ranked]:
+            return False
+        # Directories are listed only if one that was better may have no checkpoint any more.
+        best = [number for number, _ in ranked[:most]]
+        return iteration in best or iteration in self.kept(coming)(_saved(self._path.parent))
 
     def cut(self, size: int) -> None:
         """Goes back to where the file had this size, in bytes."""
@@ -92,19 +104,26 @@ class Validations:
 
 def best_of(run: Path) -> Scores:
     """Returns the best checkpoints of a run that are there, by the file in its output directory."""
-    return _best(run, _lines(run / FILE))
+    return _there(run, _ranked(_lines(run / FILE)))
 
 
-def _best(run: Path, lines: Lines, coming: Iterable[int] = ()) -> Scores:
-    """Sorts the checkpoints by the metric that the last line names; others' scores do not count."""
+def _there(run: Path, ranked: Scores) -> Scores:
+    saved = _saved(run) if ranked else set()
+    return [(iteration, score) for iteration, score in ranked if iteration in saved]
+
+
+def _saved(run: Path) -> set[int]:
+    return {iteration_of(path) or 0 for path in listed(run / FOLDER)}
+
+
+def _ranked(lines: Lines) -> Scores:
+    """Sorts all by the metric that the last line names; others' scores do not count."""
     monitor = _monitor_of(lines[-1]) if lines else ""
     noted = [line["best"] for line in lines if _monitor_of(line) == monitor]
     # Versions before 0.2 have in each line all that were best until then.
     scores = {iteration: score for best in noted for iteration, score in best}
-    there = {*map(iteration_of, listed(run / FOLDER)), *coming}
     mode = monitor.partition(" ")[0]
-    saved = [(iteration, score) for iteration, score in scores.items() if iteration in there]
-    return sorted(saved, key=lambda one: -merit(one[1], mode))
+    return sorted(scores.items(), key=lambda one: -merit(one[1], mode))
 
 
 def _monitor_of(line: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ import functools
 import logging
 import platform
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,6 +45,7 @@ from expbase.state.parts import UPDATED, ParameterKeys, StatefulObjects, Tensors
 
 VALIDATIONS_BYTES = "validations_bytes"  # a fact in the manifest
 _TOLD = "told"  # another one: what had changed and is in no checkpoint
+_Kept = Callable[[Collection[int]], Collection[int]]  # of those that are there, the best ones
 _LOOKED_AT = (OBJECTS, VALUES, USERS)  # the entries of a checkpoint that is not continued
 
 
@@ -277,7 +278,7 @@ class Checkpointer:
         def note() -> bool:
             self.validations.add(iteration, epoch, results)
             copy = self._copy
-            is_wanted = copy is not None and iteration in self.validations.kept(self._coming(copy))
+            is_wanted = copy is not None and self.validations.is_kept(iteration, self._coming(copy))
             if is_wanted:
                 self.write(needed=False)
             return is_wanted
@@ -333,7 +334,7 @@ class Checkpointer:
                 "training needs, and use a part of it; or exclude_from_state it there."
             )
 
-    def _write(self, copy: _Copy, kept: Sequence[int], *, needed: bool) -> None:
+    def _write(self, copy: _Copy, kept: _Kept, *, needed: bool) -> None:
         """Writes what was captured, if it is good and the system does not refuse."""
         iteration = copy.iteration
         bad = "" if self._training.nonfinite == "ignore" else copy.state.nonfinite()
@@ -360,7 +361,7 @@ class Checkpointer:
         text = "[%d] NO CHECKPOINT: %s The newest good one is %s, and training goes on."
         self._logger.warning(text, iteration, reason, self.newest_name)
 
-    def _prune(self, kept: Sequence[int]) -> None:
+    def _prune(self, kept: _Kept) -> None:
         keep = self._training
         how = keep.keep_last, keep.keep_every, kept
         for name, refused in storage.prune(self._directory, *how, ignored=self._ignored).items():

@@ -5,6 +5,7 @@ A leaf: nothing is read or written here, but that directories are listed.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -58,8 +59,12 @@ def iteration_of(path: Path) -> int | None:
 
 def listed(directory: Path) -> list[Path]:
     """Lists the checkpoints of a directory by their names, oldest first. They may be damaged."""
-    found = [path for path in directory.glob("step-*") if iteration_of(path) is not None]
-    return sorted(found, key=lambda path: iteration_of(path) or 0)
+    try:
+        names = os.listdir(directory)  # glob takes some ten times as long
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []
+    found = [(int(match[1]), name) for name in names if (match := _NAME.match(name))]
+    return [directory / name for _, name in sorted(found)]
 
 
 def newest_iteration(run: Path) -> int:

@@ -277,23 +277,27 @@ def prune(
     directory: Path,
     keep_last: int,
     keep_every: int = 0,
-    keep_best: Collection[int] = (),
+    keep_best: Callable[[Collection[int]], Collection[int]] = lambda there: (),
     *,
     ignored: Collection[str] = (),
 ) -> dict[str, str]:
     """Deletes the checkpoints that nothing asks to keep.
 
     Kept are the newest `keep_last` (0: all), those at multiples of `keep_every` (0: none for that
-    reason), and those of the iterations in `keep_best`. Those of the `ignored` names do not count.
+    reason), and those that `keep_best` returns of the iterations that are there. Those of the
+    `ignored` names do not count.
 
     Returns:
         By name of those to delete what the system refused; "": it is deleted.
     """
-    done = {}
-    there = [path for path in listed(directory) if path.name not in ignored]
-    for path in there[:-keep_last] if keep_last else []:
-        iteration = iteration_of(path) or 0
-        if iteration not in keep_best and not (keep_every and iteration % keep_every == 0):
+    done: dict[str, str] = {}
+    if not keep_last:
+        return done
+    saved = [(path, iteration_of(path) or 0) for path in listed(directory)]
+    best = keep_best([iteration for _, iteration in saved])
+    there = [one for one in saved if one[0].name not in ignored]
+    for path, iteration in there[:-keep_last]:
+        if iteration not in best and not (keep_every and iteration % keep_every == 0):
             done[path.name] = _delete(path)
     return done
 

@@ -93,17 +93,19 @@ class MetricLog:
         self._visualizer().end()
 
 
-def metric_lines(run: Path, last: int | None = None) -> Iterator[dict[str, Any]]:
-    """Yields the lines of a run's metrics.jsonl, as mappings.
-
-    Args:
-        run: The output directory.
-        last: Read only so many bytes, at the end of the file.
-    """
-    for line in json_lines(run / METRICS, last):
-        has_parts = any(isinstance(value, (dict, list)) for value in line.values())
-        if isinstance(line.get("iteration"), int) and not has_parts:
+def metric_lines(run: Path) -> Iterator[dict[str, Any]]:
+    """Yields the lines of a run's metrics.jsonl, as mappings."""
+    for line in json_lines(run / METRICS):
+        if as_metrics(line) is not None:
             yield line
+
+
+def as_metrics(record: Any) -> dict[str, Any] | None:
+    """Returns a line of metrics.jsonl; None if it is of another kind."""
+    if not isinstance(record, dict) or not isinstance(record.get("iteration"), int):
+        return None
+    has_parts = any(isinstance(value, (dict, list)) for value in record.values())
+    return None if has_parts else record
 
 
 def words(metrics: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """The facts that are noted when a run starts: command, code, packages, device, environment.
 
-No failure here ends a run. Of the environment only the variables of paddle, NCCL and threads are
-noted. Paths of the machine are noted only where a person has typed them.
+No failure here ends a run. Of the environment only the variables of paddle, NCCL, threads and the
+libraries that compute are noted. Paths of the machine are noted only where a person has typed them.
 """
 
 from __future__ import annotations
@@ -22,11 +22,17 @@ import paddle
 
 from expbase._version import __version__
 from expbase.base.device import repeatable_flags
+from expbase.base.processor import processor
 from expbase.record import git
 from expbase.record.sources import Code
 
 # The variables that are noted, or how their names begin.
-_VARIABLES = ("FLAGS_", "NCCL_", "CUBLAS_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+_VARIABLES = (
+    *("FLAGS_", "NCCL_", "CUBLAS_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"),
+    # By which MKL, OpenBLAS and oneDNN choose their instructions and threads.
+    *("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "MKL_NUM_THREADS", "OPENBLAS_CORETYPE"),
+    *("OPENBLAS_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"),
+)
 # cuBLAS and NCCL read these when they are initialized; paddle has no way to set them. Sources: the
 # cuBLAS library guide, "Results Reproducibility"; the NCCL user guide, "Environment Variables".
 _REPEATABLE_ON_GPU = ("CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO")
@@ -82,14 +88,19 @@ def gather(of_git: Mapping[str, Any], experiment: type, here: Path) -> dict[str,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": device(),
+        "processor": processor(),
         "environment": {
-            name: value
-            for name, value in sorted(os.environ.items())
-            if name.startswith(_VARIABLES) and not name.startswith("FLAGS_selected_")
-        },  # FLAGS_selected_gpus is of the launcher: another one for each process
+            name: value for name, value in sorted(os.environ.items()) if is_noted(name)
+        },
         "host": platform.node(),
         "pid": os.getpid(),
     }
+
+
+def is_noted(name: str) -> bool:
+    """Returns whether a variable of the environment is noted."""
+    # FLAGS_selected_gpus is of the launcher: another one for each process.
+    return name.startswith(_VARIABLES) and not name.startswith("FLAGS_selected_")
 
 
 def _command() -> list[str] | None:

@@ -36,6 +36,9 @@ from expbase.tools.runs import find
 _COPIES = "expbase-board-"  # how the name of their directory begins, before the process's id
 
 
+Seen = dict[Path, tuple[int, ...]]  # by a copy: inode, size and time of its file
+
+
 def record_files(folder: Path, copies: Path) -> dict[Path, Path]:
     """Returns the record files of the runs at and below a folder, by the paths of the copies."""
     runs = find(folder)
@@ -43,16 +46,26 @@ def record_files(folder: Path, copies: Path) -> dict[Path, Path]:
     return {c: path for c, path in files.items() if path.is_file() and os.access(path, os.R_OK)}
 
 
-def update(files: dict[Path, Path]) -> bool:
+def update(files: dict[Path, Path], seen: Seen) -> bool:
     """Adds the new records of runs to their copies.
 
     Args:
         files: The record files, by the paths of their copies.
+        seen: What is known of the files. One that is as it was is not opened: of thousands of runs
+            few are growing.
 
     Returns:
         False if a copy holds records that its file does not have any more.
     """
-    return all(_extend(copy, path) for copy, path in files.items())
+    for copy, path in files.items():
+        status = path.stat()
+        is_now = status.st_ino, status.st_size, status.st_mtime_ns
+        if seen.get(copy) == is_now:
+            continue
+        if not _extend(copy, path):
+            return False
+        seen[copy] = is_now
+    return True
 
 
 def _extend(copy: Path, path: Path) -> bool:
@@ -98,7 +111,8 @@ def show(folder: Path, copies: Path, host: str, port: int, say: Callable[[], obj
 
     `say` is called when it answers.
     """
-    update(record_files(folder, copies))
+    seen: Seen = {}  # new, as the copies are
+    update(record_files(folder, copies), seen)
     # The command `visualdl` need not be on the PATH. By default its answers are up to 20 s old
     # (visualdl/server/args.py, default_cache_timeout). Without -L it answers an error to a browser
     # that asks for neither English nor Chinese (visualdl/server/app.py, get_locale).
@@ -120,7 +134,7 @@ def show(folder: Path, copies: Path, host: str, port: int, say: Callable[[], obj
         if server.poll() is None:
             say()
         while server.poll() is None:
-            if not update(record_files(folder, copies)):
+            if not update(record_files(folder, copies), seen):
                 return
             time.sleep(1)
         said = log.read_text(errors="replace").strip().rpartition("\n")[2]

@@ -9,18 +9,22 @@ import os
 import shutil
 import subprocess
 import sys
+import textwrap
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from expbase.base.files import read_bytes
+from expbase.base.terminal import say
 from expbase.config import ConfigError
 from expbase.record.git import top_of
 from expbase.record.sources import SOURCES
 from expbase.record.starts_and_ends import Facts
-from expbase.tools import train_again
+from expbase.tools import command_checks, train_again
 from expbase.tools.child_processes import kill
 from expbase.tools.run_parts import Leg
 
+_MOST_BYTES = 1 << 28  # of a diff
 _TAIL = 15  # lines of a log that are shown of a command that failed beside others
 
 
@@ -42,16 +46,51 @@ class Commands:
         self._has_ended = False
         self._starting = threading.Lock()
 
+    def check(self, legs: Iterable[Leg]) -> None:
+        """Says what will run, and of which code.
+
+        Raises:
+            ConfigError: The record of a start names something else than code of the work tree.
+        """
+        said = dict.fromkeys(self._what_runs(leg.start) for leg in legs)
+        for text in said:
+            say(f"reproduce: runs {text}")
+
+    def _what_runs(self, start: Facts) -> str:
+        """Returns what a command runs, and what is left out of its variables, in words."""
+        command_checks.check(start)
+        text = command_checks.command_text(start)
+        commit, state = (start["git"].get(name) for name in ("commit", "state"))
+        if self.here:
+            text += f", the code of now in {top_of(Path.cwd()) or Path.cwd()}"
+        elif not commit:
+            text += f", the files of {Path.cwd()}"
+        else:
+            text += f", commit {commit[:12]}"
+            if state:
+                counts = _git(Path.cwd(), "apply", "--numstat", given=_diff(self._run, state))
+                rows = [line.split("\t")[:2] for line in counts.splitlines()]
+                lines = sum(int(n) for row in rows for n in row if n.isdigit())
+                text += f" with {lines} changed lines in {len(rows)} files, of the run's own diff"
+        _, left_out = command_checks.variables_of(start)
+        names = textwrap.shorten(", ".join(left_out), 200, placeholder=" …")
+        return text + f"; without its variables {names}" * bool(left_out)
+
     def train(self, leg: Leg, output: Path, kept: list[int]) -> str:
         """Trains a leg; returns why it has not come to its last iteration, or to the run's end."""
         start = leg.start
         with self._code(start["git"], output.with_name("code")) as (top, copy):
             words = [word.replace(f"{top}/", f"{copy}/") for word in start["command"]]
+            cwd = Path.cwd() if start["directory"] is None else copy / start["directory"]
+            command_checks.check_place(
+                start, words, command_checks.Places(cwd, top, copy, self._run)
+            )
             if copy != top:
                 words = [
                     _from_outside(word, top, top / (start["directory"] or "")) for word in words
                 ]
             place = start["script"]
+            words = command_checks.with_log_dir(words, place, output.with_name("launcher"))
             is_module = words[place - 1 : place] == ["-m"]
             words.insert(place - is_module, train_again.__file__)
             done = output.with_name("done")
@@ -60,11 +99,10 @@ class Commands:
             plan |= {"sources": None if self.here else start["sources"]}
             plan |= {"updates": self._args.updates, "experiment": start["experiment"]}
             plan |= {"config": start["config"]}
-            variables = {**start["environment"]}
-            variables.pop("CUDA_VISIBLE_DEVICES", None)  # of another machine, perhaps
+            variables, _ = command_checks.variables_of(start)
             code = self._call(
                 [self._args.python, *words, *self._args.words],
-                Path.cwd() if start["directory"] is None else copy / start["directory"],
+                cwd,
                 {**os.environ, **variables, train_again.PLAN: json.dumps(plan)},
                 output.with_name("log"),
             )
@@ -125,8 +163,7 @@ class Commands:
             with self._starting:  # git has a lock of its own, and does not wait for it
                 _git(top, "worktree", "add", "--detach", str(copy), git["commit"])
             if state := git.get("state"):
-                diff = self._run / SOURCES / f"{state}.diff"
-                _git(copy, "apply", str(diff.absolute()))
+                _git(copy, "apply", given=_diff(self._run, state))
             for name in _git(top, "ls-files", "-zox", "__pycache__", "--directory").split("\0"):
                 if not os.path.lexists(target := copy / name):
                     target.parent.mkdir(parents=True, exist_ok=True)
@@ -153,10 +190,19 @@ def _from_outside(word: str, top: Path, folder: Path) -> str:
     return f"{option}{is_option}{value}"
 
 
-def _git(folder: Path, *words: str) -> str:
+def _diff(run: Path, state: str) -> bytes:
+    """Returns the changes that a run has saved."""
+    path = run / SOURCES / f"{state}.diff"
+    try:
+        return read_bytes(path, _MOST_BYTES)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}.") from None
+
+
+def _git(folder: Path, *words: str, given: bytes = b"") -> str:
     """Returns the output of a git command; a ConfigError if it fails, with its errors above."""
     command = ["git", "-C", str(folder), "-c", "core.hooksPath=/dev/null", *words]
-    result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    result = subprocess.run(command, input=given, stdout=subprocess.PIPE, check=False)
     if result.returncode:
         raise ConfigError(f"{folder}: `git {' '.join(words)}` failed, as git says above.")
-    return result.stdout
+    return os.fsdecode(result.stdout)

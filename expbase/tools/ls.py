@@ -10,11 +10,15 @@ in its ledger is lost (kill -9, power).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import itertools
 import json
+import math
+import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +27,11 @@ from expbase.base.errors import ValueMistake
 from expbase.base.json_lines import json_value
 from expbase.base.terminal import shown
 from expbase.tools import add_tool, seeds
+from expbase.tools.newest_metrics import search
 from expbase.tools.runs import RunFacts, find, find_differences, printable, read_run
 
 _WIDTH = 70  # the most characters of a cell; --json has the whole text
+_SILENT_SECONDS = 2.0  # longer, and a line on stderr says what is being done
 _COLUMNS = [*"run experiment state iteration best test loss age commit".split(), "differs in"]
 
 
@@ -44,7 +50,8 @@ def add_parser(tools: Any) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    runs = [read_run(path, str(path.relative_to(args.dir))) for path in find(args.dir)]
+    names = [*(args.columns or []), *([args.sort] if args.sort else [])]
+    runs = _read(args.dir, names)
     find_differences(runs)
     groups = seeds.groups(runs)
     singles = [] if args.seeds else [Row([run]) for run in runs]
@@ -66,6 +73,25 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
+def _read(folder: Path, names: Sequence[str]) -> list[RunFacts]:
+    """Reads the runs at and below a folder, and of each the metrics of these names."""
+    until = time.monotonic() + _SILENT_SECONDS
+    paths = find(folder)
+    runs: list[RunFacts] = []
+    for path in paths:
+        runs.append(read_run(path, str(path.relative_to(folder))))
+        if time.monotonic() > until:
+            print(f"reading {len(paths)} runs in {printable(str(folder))} …", file=sys.stderr)
+            until = math.inf
+    known = {*_COLUMNS}.union(*(run.config for run in runs))
+    for path, run in zip(paths, runs, strict=True):
+        for name in names:
+            if name not in known and name not in _values(run):
+                with contextlib.suppress(OSError):  # its note says so
+                    run.metrics |= search(path, name)
+    return runs
+
+
 @dataclass
 class Row:
     """A row of the table: a run, or the mean over a group of them."""
@@ -82,7 +108,8 @@ class Row:
     def facts(self) -> dict[str, Any]:
         """Returns the JSON values of the row: those of the run, or the means and deviations."""
         if self.group is None:
-            return asdict(self.runs[0])
+            run = self.runs[0]
+            return {**vars(run), "sessions": [vars(session) for session in run.sessions]}
         values = [{"iteration": run.iteration, "best": run.best} | run.metrics for run in self.runs]
         means = {name: seeds.mean([one.get(name) for one in values]) for name in values[0]}
         found = {name: mean for name, mean in means.items() if mean is not None}

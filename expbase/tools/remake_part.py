@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from expbase.base.files import read_bytes, regular
 from expbase.base.json_lines import json_lines
 from expbase.checkpoint import best, layout, storage
 from expbase.checkpoint.checkpointer import VALIDATIONS_BYTES
@@ -25,8 +26,9 @@ from expbase.tools.run_parts import History, Leg, Part
 # The facts of a start that may explain a difference, likely causes first.
 _FACTS = (
     *("experiment", "config", "sources", "began_from", "loaders", "model", "first_batch", "ranks"),
-    *("device", "environment", "python", "packages"),
+    *("device", "processor", "environment", "python", "packages"),
 )
+_MOST_BYTES = 1 << 30  # of a file that is read whole
 _OF_BEGIN = ("began_from", "first_batch")  # of the part with which a start began
 
 
@@ -47,6 +49,7 @@ class Made:
     then: PartResult = field(default_factory=PartResult)
     now: PartResult = field(default_factory=PartResult)
     problem: str = ""  # why it is not the same; empty if it is
+    has_failed: bool = False  # whether its command has, before the first update
     changed: dict[str, Any] = field(default_factory=dict)  # facts of then and now that differ
     new: dict[str, Any] = field(default_factory=dict)  # numbers that the run had not logged
     updates: list[str] = field(default_factory=list)  # a line about each, if they are asked for
@@ -102,6 +105,7 @@ def _make(history: History, made: Made, commands: Commands, output: Path) -> Non
     if commands.here:
         new = [name for name in made.now.numbers if name not in made.then.numbers]
         made.new = {name: made.now.numbers.pop(name) for name in new}
+    made.has_failed = bool(problem) and not train_again.begun_path(output).exists()
     made.problem = problem or _difference(made, here=commands.here)
 
 
@@ -114,14 +118,27 @@ def _begin(history: History, part: Part, output: Path) -> None:
     if part.first not in history.kept:
         return
     run = history.run
-    info = storage.verify(run / layout.FOLDER / layout.name_of(part.first))["info"]
+    first = run / layout.FOLDER / layout.name_of(part.first)
+    with storage.reading(first / layout.MANIFEST):
+        size = len(range(storage.verify(first)["info"][VALIDATIONS_BYTES]))
     # The best one of then is there, too: a script may test it at its end.
     best_then = [iteration for iteration, _ in best.best_of(run) if iteration <= part.first]
     for name in map(layout.name_of, {part.first, *best_then[:1]}):
-        shutil.copytree(run / layout.FOLDER / name, output / layout.FOLDER / name)
-    shutil.copy(run / CONFIG, output)
+        _copy(run / layout.FOLDER / name, output / layout.FOLDER / name)
+    (output / CONFIG).write_bytes(read_bytes(run / CONFIG, _MOST_BYTES))
     if (validations := run / best.FILE).exists():  # which decide what is kept as the best
-        (output / best.FILE).write_bytes(validations.read_bytes()[: info[VALIDATIONS_BYTES]])
+        (output / best.FILE).write_bytes(read_bytes(validations, _MOST_BYTES)[:size])
+
+
+def _copy(checkpoint: Path, target: Path) -> None:
+    """Copies a checkpoint, and nothing that its manifest does not name: a pipe has no end."""
+    target.mkdir(parents=True)
+    for name in (layout.MANIFEST, *storage.read_manifest(checkpoint)["files"]):
+        with (
+            open(checkpoint / name, "rb", opener=regular) as source,
+            open(target / name, "wb") as to,
+        ):
+            shutil.copyfileobj(source, to)
 
 
 def _saved(history: History, part: Part) -> dict[str, Any]:

@@ -37,11 +37,15 @@ from expbase.tools.remake_part import Made, make
 from expbase.tools.run_parts import History, Part, history_of
 from expbase.tools.runs import printable
 
+_UNTESTED = 125  # `git bisect run` skips a commit that answers so
 _SHOWN = 40  # numbers that the code of now has logged, and the run had not
 
 
 def add_parser(tools: Any) -> None:
-    codes = "0 the same, 1 not, or an error, 130 Ctrl-C, 143 SIGTERM"
+    codes = (
+        "0 the same, 1 not, or an error, 125 by --here if the script has failed before its first "
+        "update, so that `git bisect run` skips the commit, 130 Ctrl-C, 143 SIGTERM"
+    )
     add = add_tool(tools, main, codes).add_argument
     add("run_dir", type=Path, metavar="RUN", help="the output directory of a run")
     add("--from", dest="first", type=_from_zero, metavar="N", help="one part: its first state")
@@ -83,7 +87,9 @@ def main(args: argparse.Namespace) -> int:
     if args.record:
         reproduce_receipts.write(args.record, history, made, result, args.digest)
     print(result)
-    return int(any(one.problem for one in made))
+    bad = [one for one in made if one.problem]
+    is_untested = args.here and bad and all(one.has_failed for one in bad)
+    return _UNTESTED if is_untested else int(bool(bad))
 
 
 def _of_digest(history: History, args: argparse.Namespace) -> tuple[History, str]:
@@ -128,6 +134,8 @@ def _make_all(
     """Makes parts again, some at once, and says what each has shown."""
     made: list[Made] = []
     commands = Commands(history.run, args, has_company=min(args.jobs, len(parts)) > 1)
+
+    commands.check(leg for part in parts for leg in history.legs(part))
 
     def begin(part: Part) -> Made:
         return make(history, part, commands, folder / str(part.first))
@@ -175,6 +183,8 @@ def _result(history: History, made: list[Made], args: argparse.Namespace) -> str
     for option, digest in made[0].then.facts.get("began_from", {}).items():
         result += f". It began from {option}, {digest}"
     changed = {key: pair for one in (bad or made) for key, pair in one.changed.items()}
+    if bad:  # what is likely then stands first
+        changed = dict(sorted(changed.items(), key=lambda one: not one[0].startswith("processor.")))
     if changed:
         words = ", ".join(f"{key}: {before} → {after}" for key, (before, after) in changed.items())
         result += f". Not as it was: {textwrap.shorten(words, 600)}"

@@ -9,15 +9,28 @@ history.legs(part)               # the starts that have trained it, with their c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from expbase.checkpoint import layout, storage
 from expbase.config import ConfigError, differences
 from expbase.record.metrics import metric_lines
-from expbase.record.starts_and_ends import Facts, maker, sessions, those_that_trained
+from expbase.record.starts_and_ends import LEDGER, Facts, maker, sessions, those_that_trained
+
+# What is read of it, with the types of the values.
+_KINDS: dict[str, Any] = {
+    "iteration": int,
+    "time": (int, float),
+    "script": int,
+    "command": list,
+    "experiment": str,
+    "directory": (str, type(None)),
+    "sources": (dict, type(None)),
+    **dict.fromkeys(("git", "environment", "config"), dict),
+}
 
 
 class Part(NamedTuple):
@@ -105,7 +118,7 @@ class History:
         """Returns whether other code, config or (without shares) ranks have trained from there."""
         before, after = self.maker(iteration), self.maker(iteration + 1)
         made_by = ["config", "sources", "git"]
-        if not before["config"]["training.shares"]:
+        if not before["config"].get("training.shares"):
             made_by.append("ranks")
         return bool(
             differences(*({name: one[name] for name in made_by} for one in (before, after)))
@@ -120,8 +133,10 @@ def history_of(run: Path) -> History:
         FormatError: Another version of expbase has written its checkpoints.
     """
     starts = [session.start for session in sessions(run) if session.start]
-    if not starts or not starts[0]["command"] or "script" not in starts[0]:
+    if not starts or not starts[0].get("command") or "script" not in starts[0]:
         raise ConfigError(f"{run}: holds no run of a script, made by this version of expbase.")
+    for number, start in enumerate(starts):
+        _check(start, f"{run / LEDGER}: start {number + 1}")
     trained = those_that_trained(starts)
     begin = trained[0]["iteration"]
     checkpoints = layout.listed(run / layout.FOLDER)
@@ -129,3 +144,26 @@ def history_of(run: Path) -> History:
         storage.check_format_at(path)
     saved = [layout.iteration_of(path) or 0 for path in checkpoints]
     return History(run, trained, [one for one in saved if one > begin], begin in saved)
+
+
+def _check(start: Facts, place: str) -> None:
+    """Raises a ConfigError if a start has not noted what is needed to make it again.
+
+    Somebody else may have written it: the names of a commit and of a diff are given to git.
+    """
+    wrong = [name for name, kinds in _KINDS.items() if not isinstance(start.get(name), kinds)]
+    if not wrong:
+        names = ("commit", "state")
+        wrong += [f"git.{name}" for name in names if not _is_name(start["git"].get(name))]
+        wrong += ["command"] * (not all(isinstance(word, str) for word in start["command"]))
+    if wrong:
+        shown = repr(start.get(wrong[0], "nothing"))
+        raise ConfigError(
+            f"{place}: has {shown:.80} for {wrong[0]!r}, so it cannot be made again; expected the "
+            "record that a run writes."
+        )
+
+
+def _is_name(value: Any) -> bool:
+    """Returns whether a value is the name of a commit or of a diff, or there is none."""
+    return value is None or (isinstance(value, str) and bool(re.fullmatch("[0-9a-f]{7,64}", value)))

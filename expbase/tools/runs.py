@@ -25,7 +25,7 @@ from expbase.checkpoint import layout
 from expbase.checkpoint.best import best_of
 from expbase.config import CONFIG, load_yaml
 from expbase.engine.run_dir import LOCK, NO_LOCKS, is_run
-from expbase.record.metrics import METRICS, metric_lines
+from expbase.record.metrics import METRICS
 from expbase.record.starts_and_ends import (
     DIGEST,
     LEDGER,
@@ -35,8 +35,10 @@ from expbase.record.starts_and_ends import (
     runs_here,
     sessions,
 )
+from expbase.tools.newest_metrics import read_newest
 
 _LOCK = LOCK.format(rank=0)
+_OF_RUNS = {CONFIG, LEDGER, _LOCK}
 
 
 def printable(text: str) -> str:
@@ -54,9 +56,9 @@ def find(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise ValueMistake(f"{folder}: no such directory; expected one with runs in it.")
     found = []
-    for directory, names, _ in os.walk(folder):
+    for directory, names, files in os.walk(folder):
         names[:] = [name for name in names if not name.startswith(".")]
-        if is_run(directory):
+        if not _OF_RUNS.isdisjoint(files) and is_run(directory):
             found.append(Path(directory))
             names[:] = [name for name in names if name != layout.FOLDER]
     return sorted(found)
@@ -123,11 +125,8 @@ def find_differences(runs: Sequence[RunFacts]) -> None:
 
 
 def _read_progress(run: RunFacts, path: Path) -> None:
-    for line in metric_lines(path, last=1 << 20):  # the last validation may be a while ago
-        run.iteration = line["iteration"]
-        run.metrics |= {name: value for name, value in line.items() if "/" in name}
-        if any(name.startswith("test/") for name in line):
-            run.tested = str(line.get("checkpoint", ""))
+    newest = read_newest(path)
+    run.iteration, run.metrics, run.tested = newest.iteration, newest.metrics, newest.tested
     run.loss = run.metrics.get("train/loss")
     if saved := layout.listed(path / layout.FOLDER):
         run.iteration = max(run.iteration, layout.iteration_of(saved[-1]) or 0)
@@ -151,10 +150,9 @@ def _read_ledger(run: RunFacts, path: Path) -> None:
 
 
 def _read_config(run: RunFacts, path: Path) -> None:
-    config = flat(load_yaml(path / CONFIG))
-    if not run.config:  # that of the last start holds
-        run.config = config
-        run.max_iteration = config.get("training.max_iteration") or 0
+    if not run.config:  # else that of the last start holds, and YAML takes long to read
+        run.config = flat(load_yaml(path / CONFIG))
+        run.max_iteration = run.config.get("training.max_iteration") or 0
 
 
 def _state(run: RunFacts) -> str:

@@ -25,8 +25,8 @@ from expbase.tools import add_tool
 from expbase.tools.runs import RunFacts, printable, read_run
 
 _FACTS = (
-    *("code", "sources", "host", "device", "ranks", "python", "git", "config", "packages"),
-    "environment",
+    *("code", "sources", "host", "device", "processor", "ranks", "python", "git", "config"),
+    *("packages", "environment"),
 )
 
 
@@ -147,7 +147,9 @@ def _unsaid(facts: Mapping[str, Any]) -> dict[str, Any]:
     packages = facts["packages"] or {}
     others = {name: packages[name] for name in packages if not name.startswith("paddlepaddle")}
     unsaid = {name: facts[name] for name in ("sources", "config", "environment")}
-    return {**unsaid, "packages": others}
+    processor = facts["processor"] or {}
+    of_processor = {name: processor.get(name) for name in ("instructions", "blas")}
+    return {**unsaid, "packages": others, "processor": of_processor}
 
 
 def _span(session: Session, is_running: bool) -> str:

@@ -18,6 +18,7 @@ import importlib
 import json
 import os
 import sys
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ class UpdateNotes:
 # What one process trains; on the experiment these would be part of its state.
 _under_way: list[UpdateNotes] = []  # at most one
 _begun: list[str] = []  # the experiments of the script
+_turns: deque[int] = deque(maxlen=2)  # of the loop: with the second one an update is done
 
 
 class Reproduced(ExperimentBase):
@@ -85,6 +87,9 @@ class Reproduced(ExperimentBase):
         """Ends when the work after the last iteration is done; the end of the run is as always."""
         plan = _plan()
         self._write_update()
+        _turns.append(self.iteration)
+        if len(_turns) > 1:
+            begun_path(plan["output"]).touch()
         if self.iteration in plan["kept"] and self.internals.saved_at < self.iteration:
             self.save()  # the run's may be of a stop, or by the clock
         is_going_on = super().going_on()
@@ -135,6 +140,11 @@ class Reproduced(ExperimentBase):
 def saved_path(output: str | Path) -> Path:
     """Returns where is noted what was saved, beside the output directory."""
     return Path(f"{output}.saved.jsonl")
+
+
+def begun_path(output: str | Path) -> Path:
+    """Returns the file that is there if an update was made, beside the output directory."""
+    return Path(f"{output}.begun")
 
 
 def updates_path(output: str | Path, rank: int | str) -> Path:

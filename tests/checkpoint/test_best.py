@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,32 @@ def test_the_best_checkpoints_are_kept_and_what_is_not_finite_never_wins(tmp_pat
     assert best_of(tmp_path / "max") == [(2, 0.9), (6, 0.2)]
     trained(Scored, tmp_path / "min", **options, monitor_mode="min", keep_best=2, keep_every=4)
     assert saved(tmp_path / "min") == [1, 4, 6]
+
+
+def test_a_save_lists_the_checkpoints_once_however_many_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Scored(Tiny):
+        def valid(self) -> dict[str, float]:
+            return {"rising": self.iteration, "falling": -self.iteration}
+
+    counts: list[str] = []
+    listdir = os.listdir
+
+    def counted(path: Any) -> list[str]:
+        counts.extend(["listed"] * str(path).endswith("checkpoints"))
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", counted)
+    for monitor in ("rising", "falling"):
+        options = {"valid_interval": 1, "save_interval": 1, "keep_every": 1, "monitor": monitor}
+        had = []
+        for number in (2, 5):
+            counts.clear()
+            trained(Scored, tmp_path / f"{monitor}{number}", max_iteration=number, **options)
+            had.append(len(counts))
+            assert saved(tmp_path / f"{monitor}{number}") == [*range(1, number + 1)]
+        assert had[1] - had[0] == 3, monitor
 
 
 @pytest.mark.parametrize("how", ["stop", "epoch", "save"])

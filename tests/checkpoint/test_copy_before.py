@@ -203,10 +203,10 @@ def test_a_copy_that_is_being_handed_to_the_writer_is_waited_for(
     checkpointer.capture(2, {})
     taken, go_on = threading.Event(), threading.Event()
 
-    def kept(coming: Any = ()) -> list[int]:
+    def kept(coming: Any = ()) -> Any:
         taken.set()
         assert go_on.wait(60)
-        return []
+        return lambda there: []
 
     monkeypatch.setattr(checkpointer.validations, "kept", kept)
     handing = threading.Thread(target=checkpointer.write)

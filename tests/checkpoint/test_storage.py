@@ -240,7 +240,7 @@ def test_a_disk_that_is_really_full_is_told(
 def test_pruning_keeps_the_newest_every_nth_and_the_best(tmp_path: Path) -> None:
     for iteration in range(1, 11):
         write(tmp_path, iteration, a=b"x")
-    storage.prune(tmp_path, keep_last=2, keep_every=4, keep_best=[3])
+    storage.prune(tmp_path, keep_last=2, keep_every=4, keep_best=lambda there: [3])
     left = [layout.iteration_of(path) for path in layout.listed(tmp_path)]
     assert left == [3, 4, 8, 9, 10]
     storage.prune(tmp_path, keep_last=0)

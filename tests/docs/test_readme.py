@@ -43,6 +43,8 @@ OWN_TESTS = {
     "recipes_around": "test_recipes.py",  # the same
     "notebooks": "test_notebooks.py",  # the same
     "jumped": "test_jumped.py",  # the same
+    "bisect": "test_bisect.py",  # the same
+    "take_out": "test_take_out.py",  # the same
 }
 
 
@@ -185,7 +187,8 @@ def commands(page: str) -> Iterator[list[str]]:
 COMMANDED = [
     page
     for page in TEXT
-    if blocks(page, "bash") and not page.startswith(("first", "recipes", "experiments", "jumped"))
+    if blocks(page, "bash")
+    and not page.startswith(("first", "recipes", "experiments", "jumped", "bisect", "take_out"))
 ]
 
 

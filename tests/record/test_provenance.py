@@ -183,7 +183,7 @@ def test_of_the_environment_only_what_steers_training_is_noted(
     monkeypatch.setenv("MY_TOKEN", "known to nobody")
     monkeypatch.setenv("FLAGS_selected_gpus", "1")  # paddle's launcher: another one for each rank
     wanted = {"FLAGS_check_nan_inf": "0", "NCCL_DEBUG": "INFO"}
-    wanted |= {"CUDA_VISIBLE_DEVICES": "0,1", "OMP_NUM_THREADS": "1"}
+    wanted |= {"CUDA_VISIBLE_DEVICES": "0,1", "OMP_NUM_THREADS": "1", "MKL_CBWR": "COMPATIBLE"}
     for name, value in wanted.items():
         monkeypatch.setenv(name, value)
     facts = gathered(tmp_path / "run")

@@ -205,9 +205,14 @@ class Copies:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.directory = folder.parent / "copies"
+        self.seen: board.Seen = {}
 
     def update(self) -> bool:
-        return update(record_files(self.folder, self.directory))
+        return update(record_files(self.folder, self.directory), self.seen)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.directory)
+        self.seen.clear()
 
     def now(self) -> dict[str, bytes]:
         found = self.directory.rglob(FILE_NAME)
@@ -234,7 +239,7 @@ def test_half_a_record_at_the_end_is_left_out_until_it_is_whole(path: Path, copi
         path.write_bytes(whole)
         assert copies.update(), left
         assert copies.now() == {"a": whole}, left
-        shutil.rmtree(copies.directory)
+        copies.remove()
 
 
 def test_a_file_that_was_cut_back_is_noticed_even_if_it_has_grown_since(
@@ -246,7 +251,7 @@ def test_a_file_that_was_cut_back_is_noticed_even_if_it_has_grown_since(
     assert not copies.update()
     os.truncate(path, size)
     assert not copies.update()
-    shutil.rmtree(copies.directory)
+    copies.remove()
     assert copies.update()
     assert copies.now() == {"a": path.read_bytes()}
 
@@ -258,6 +263,25 @@ def test_runs_come(path: Path, copies: Copies) -> None:
     written(runs / "deep/b", points=3)
     assert copies.update()
     assert set(copies.now()) == {"a", "deep/b"}
+
+
+def test_a_file_is_opened_again_only_when_it_has_changed(
+    path: Path, copies: Copies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(path.parents[1] / "b")
+    opened: list[str] = []
+    extend = board._extend
+
+    def noted(copy: Path, file: Path) -> bool:
+        opened.append(file.parent.name)
+        return extend(copy, file)
+
+    monkeypatch.setattr(board, "_extend", noted)
+    assert copies.update()
+    add_points(path.parent, range(100, 101))
+    assert copies.update()
+    assert copies.update()
+    assert opened == ["a", "b", "a"]
 
 
 def test_a_run_is_named_by_its_path_below_the_folder(tmp_path: Path) -> None:

@@ -181,8 +181,12 @@ def test_damage_is_noted_and_an_empty_or_wrong_directory_is_said(
     (run / "config.yaml").write_text("a: [")
     (run / "metrics.jsonl").write_bytes(b"\xff\x00not json\n")
     found = listed(tmp_path, capsys)["run"]
+    # YAML takes long to read, and the ledger has the config of the last start.
+    assert (found["note"], found["state"], found["config"]["training.seed"]) == ("", "finished", 1)
+    (run / "ledger.jsonl").write_text("")
+    found = listed(tmp_path, capsys)["run"]
     assert "not YAML" in found["note"]
-    assert found["state"] == "finished"
+    assert found["state"] == "lost"
     assert main(["ls", str(tmp_path / "no")]) == 78
     assert "no: no such directory" in capsys.readouterr().err
 
@@ -368,6 +372,33 @@ def test_a_mistyped_column_is_answered_with_the_nearest_name(
     ):  # fmt: skip
         assert main(["ls", str(tmp_path), "--columns", name]) == 78
         assert f"unknown column {name!r}. {hint}\n" in capsys.readouterr().err
+
+
+def test_a_named_column_is_searched_for_to_the_begin(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seldom = {"train/rate": 0.125, "ood/accuracy": 0.75, "text": "train/rate"}
+    for name, first in (("a", seldom), ("b", {})):
+        logged(tmp_path / name, first, *[{"train/loss": 0.5}] * 9000)
+    for columns, cells in (
+        (["run", "loss"], [["a", "0.5"], ["b", "0.5"]]),
+        (["run", "rate", "ood/accuracy"], [["a", "0.125", "0.75"], ["b"]]),
+    ):
+        assert main(["ls", str(tmp_path), "--columns", *columns]) == 0
+        assert [row.split() for row in capsys.readouterr().out.splitlines()[1:]] == cells
+    assert main(["ls", str(tmp_path), "--sort", "accuracy"]) == 0
+    assert main(["ls", str(tmp_path), "--sort", "acuracy"]) == 78
+    assert "rate" not in json.dumps(listed(tmp_path, capsys)["a"])
+
+
+def test_a_line_says_what_is_being_done_if_it_takes_long(
+    made: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seconds, said in ((1e9, ""), (-1, f"reading 2 runs in {made} …\n")):
+        monkeypatch.setattr("expbase.tools.ls._SILENT_SECONDS", seconds)
+        assert len(listed(made, capsys)) == 2
+        assert main(["ls", str(made), "--json"]) == 0
+        assert capsys.readouterr().err == said
 
 
 def test_what_differs_outside_of_the_training_section_comes_first(

@@ -21,6 +21,7 @@ from repository import GIT, commit, git, new_repository
 from tiny import PYTHONPATH, ledger
 
 from expbase.__main__ import main
+from expbase.base.processor import processor
 from expbase.checkpoint import layout
 from expbase.engine import run_digest
 from expbase.tools.run_parts import Part
@@ -113,7 +114,7 @@ def reproduced(capfd: Capture, *words: str, code: int) -> str:
         answered = int(end.code or 0)
     out, err = capfd.readouterr()
     assert answered == code, out + err
-    return out if code in (0, 1) else err.splitlines()[-1]
+    return out if code in (0, 1, 125) else err.splitlines()[-1]
 
 
 def shape(said: str) -> str:
@@ -495,12 +496,16 @@ def test_each_checkpoint_that_is_kept_is_compared(copied: Path, capfd: Capture) 
     assert said.endswith("model.safetensors: its content has changed since it was written\n")
 
 
-def test_other_data_are_told_beside_the_difference(copied: Path, capfd: Capture) -> None:
+def test_other_data_and_another_processor_are_told_beside_the_difference(
+    copied: Path, capfd: Capture
+) -> None:
+    change(copied / "runs/a", "start", lambda record: record["processor"].update(model="8088"))
     change(copied / "runs/a", "data", lambda record: record.update(first_batch="00000000"))
     (copied / "data/scale.txt").write_text("3")
     said = reproduced(capfd, "runs/a", *TO_THE_END, code=1)
     assert said.startswith(f"{NO_MORE}train/scale at iteration 1 differs: 2.0 then, 3.0 now")
-    assert ". Not as it was: first_batch: 00000000 → " in said
+    model = processor()["model"]
+    assert f". Not as it was: processor.model: 8088 → {model}, first_batch: 00000000 → " in said
 
 
 def test_other_first_weights_and_another_file_of_an_option_or_of_the_config_are_told(
@@ -547,6 +552,17 @@ def test_a_command_that_fails_is_told_with_its_code(copied: Path, capfd: Capture
     (copied / "data/scale.txt").unlink()
     said = reproduced(capfd, "runs/a", *TO_THE_END, code=1)
     assert said.startswith(f"{NO_MORE}the command ended with code 1")
+
+
+def test_code_of_now_that_does_not_come_to_an_update_is_no_answer_for_a_bisection(
+    copied: Path, capfd: Capture
+) -> None:
+    words = ("runs/a", *TO_THE_END, "--here")
+    (copied / "train.py").write_text("def main(\n")
+    assert "ended with code 1" in reproduced(capfd, *words, code=125)
+    failing = "super().train_batch(); 1 / (2 - self.iteration)"
+    (copied / "train.py").write_text(SCRIPT.replace("super().train_batch()", failing))
+    assert "ended with code 1" in reproduced(capfd, *words, code=1)
 
 
 def test_what_cannot_be_made_again_is_a_mistake(copied: Path, capfd: Capture) -> None:
