@@ -1,4 +1,4 @@
-"""Begins experiments, looks at runs and proves things of them; train.py trains."""
+"""Begins experiments, looks at runs and checks them; train.py trains."""
 
 from __future__ import annotations
 

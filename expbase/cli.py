@@ -50,7 +50,7 @@ _RUN, _BEGIN, _PLACE, _LOOK = "the run", "where it begins", "where it runs", "lo
 _BEGINNINGS = {
     "--checkpoint_path": ("DIR", "another run, RUN or RUN/best, to continue with its whole state"),
     "--init_model_path": ("PATH", "weights to start from: a file, RUN (its newest ones), RUN/best"),
-    "--init_partial": ("", "take of --init_model_path what fits"),
+    "--init_partial": ("", "take from --init_model_path only the weights that fit"),
     "--fresh": ("", "move what is in the output directory aside first"),
     "--force": ("", "go on although the config differs from the run's"),
 }
@@ -137,10 +137,10 @@ def default_argument_parser() -> argparse.ArgumentParser:
     )
     add = _group(parser, _RUN).add_argument
     add("--output", type=_path, metavar="DIR",
-        help="of the run; {key} is replaced by a config value: runs/lr{optim.lr} "
+        help="the run's directory; {key} is replaced by a config value: runs/lr{optim.lr} "
         "(default: runs/ and the name of the class)")  # fmt: skip
     add("--config", action=_Files, type=_path, metavar="FILE",
-        help="YAML file that changes default values; of several a later one wins")  # fmt: skip
+        help="YAML file that changes default values; among several a later one wins")  # fmt: skip
     more: dict[str, Any] = {"action": "extend", "default": None}
     add("opts", nargs="*", metavar="KEY=VALUE", help="config values: training.max_epoch=5", **more)
     add("--opts", nargs="+", metavar="KEY VALUE", help="the same", **more)
@@ -163,7 +163,7 @@ def default_argument_parser() -> argparse.ArgumentParser:
         help="cpu, gpu, gpu:0, xpu, npu … (default: the one paddle takes)")  # fmt: skip
     for name, least, text in (
         ("--nprocs", 1, "processes on this machine; auto: as training.shares allows"),
-        ("--ngpu", 0, "what PaddleSpeech calls it; 0: on the CPU (self.args.ngpu)"),
+        ("--ngpu", 0, "PaddleSpeech's name for --nprocs; 0: on the CPU (self.args.ngpu)"),
     ):
         add(name, action=_Processes, default=1, metavar="N", help=text,
             type=functools.partial(_auto_or_count, least=least))  # fmt: skip
@@ -187,7 +187,7 @@ def add_options_of_main(parser: argparse.ArgumentParser) -> None:
         help="print the whole config and end")  # fmt: skip
     run.add_argument("--smoke", action="store_true",
         help="try it before a long run: two updates (more until a parameter changes), two "
-        "batches of validation, a save, a load")  # fmt: skip
+        "batches of validation, a save, a load, an export if there is an input_spec")  # fmt: skip
     _group(parser, _PLACE).add_argument(
         "--restarts", type=lambda text: count(text, least=0), default=0, metavar="N",
         help="start again after a failure, up to N times without a newer checkpoint")  # fmt: skip

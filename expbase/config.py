@@ -172,8 +172,8 @@ def _refuse_bases(loaded: Mapping[str, Any], path: Path) -> None:
             bases = [bases] if isinstance(bases, str) else bases
             words = [f"--config {path.parent / str(base)}" for base in bases]
             raise ConfigError(
-                f"{path}: {key}: a config file names no others to build on; expected each as an "
-                f"option, of which a later one wins: {' '.join(words)} --config {path}."
+                f"{path}: {key}: a config file includes no others; expected each as an option, "
+                f"where a later one wins: {' '.join(words)} --config {path}."
             )
 
 

@@ -379,7 +379,7 @@ class ExperimentBase(Events):
 
         Args:
             layer: The paddle.nn.Layer whose gradients are averaged over the ranks.
-            options: Those of paddle.DataParallel, `find_unused_parameters=True` say.
+            options: Those of paddle.DataParallel, such as `find_unused_parameters=True`.
 
         Returns:
             What to call in train_batch; unwrap gives your layer back.
@@ -588,7 +588,7 @@ class ExperimentBase(Events):
     def evaluate(self, loader: Any = None, *, name: str = "") -> dict[str, float]:
         """Calls valid() in eval mode, without gradients, with random numbers of its own.
 
-        The loop calls it when a validation is due. You call it for other data, at the end say:
+        The loop calls it when a validation is due. Call it for other data, such as a test set:
 
             def on_train_end(self):
                 if self.finished:
@@ -632,7 +632,7 @@ class ExperimentBase(Events):
         return self.__run.evaluation.batches(loader, self.iteration)
 
     def average(self, metrics: Mapping[str, Any], weight: float) -> dict[str, float]:
-        """Averages metrics over the ranks by weight, for valid: a mean over tokens, say.
+        """Averages metrics over the ranks by weight, for valid, such as a mean over tokens.
 
         A mean over samples is what log() gives. All ranks call it, after the loop.
 
@@ -724,9 +724,9 @@ class ExperimentBase(Events):
     ) -> None:
         """Loads weights alone, to begin with; the log says what fitted. No code in a file is run.
 
-            self.load_model("runs/pretrain/best", partial=True)     # in startup, say
+            self.load_model("runs/pretrain/best", partial=True)     # in startup, for example
 
-        Numbers of another precision are converted: float32 of a file for a model in 16 bits, say.
+        Numbers of another precision are converted, such as float32 for a model in 16 bits.
 
         Args:
             path: A file of weights, a folder with one, a run's directory (its newest checkpoint),

@@ -63,7 +63,7 @@ class TrainingKeys:
     keep_best: int = 1
     """How many of the best checkpoints by `monitor` are kept, too; 0: none."""
     monitor: str = ""
-    """The metric of valid() that says which checkpoint is best, "accuracy" say; "": none."""
+    """The metric of valid() that says which checkpoint is best, such as "accuracy"; "": none."""
     monitor_mode: str = "max"
     """Whether more of `monitor` is better ("max") or less ("min")."""
     # Limits.

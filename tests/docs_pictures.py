@@ -2,9 +2,9 @@
 
     python tests/docs_pictures.py promise live ls curves seeds elastic board
 
-Each word makes one file in docs/; `elastic` needs etcd, and `board` chromium. Commit first: `ls`
-shows the commit. Look at each picture afterwards: nothing here can see. On an idle machine the
-recording is shorter.
+Each word makes one file in docs/; `elastic` needs etcd, and `board` chromium and a font for
+Chinese (fonts-wqy-microhei). Commit first: `ls` shows the commit. Look at each picture afterwards:
+nothing here can see. On an idle machine the recording is shorter.
 """
 
 from __future__ import annotations
@@ -290,6 +290,8 @@ def with_loss(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def board(folder: Path) -> None:
     """docs/board.png, by `board` and a browser."""
+    fonts = subprocess.run(["fc-list", ":lang=zh"], capture_output=True, check=True).stdout
+    assert fonts, "no font for Chinese: VisualDL's choice of a language would show a box"
     shutil.rmtree(folder / "runs", ignore_errors=True)
     for run in PLOTTED:  # not to their ends: of several groups the first is open, and a test's is
         process = started(folder, f"optim.lr={run.removeprefix('runs/lr')}")

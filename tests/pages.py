@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-ONE_FOR_BOTH = ("terms",)  # a page of two languages
+ONE_FOR_BOTH = ("terms", "tests/benchmarks/README")  # of two languages; for whoever measures
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\[[^]]*\]\(([^)\s]+)\)")
 
@@ -27,6 +27,7 @@ ENGLISH = {
     for page in [
         ROOT / "README.md",
         *sorted(ROOT.glob("experiments/*/README.md")),
+        ROOT / "tests/benchmarks/README.md",
         *sorted(DOCS.rglob("*.md")),
     ]
     if not page.name.endswith(".zh.md")

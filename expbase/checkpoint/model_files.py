@@ -355,7 +355,7 @@ def set_weights(
             f"the weights do not fit{named}:\n{table}\n"
             "Nothing was changed. If names differ: load_model(path, rename=…). PyTorch has the "
             "weight of a Linear as [out, in]: transpose it in the file, square ones, too. To take "
-            "what fits alone: partial=True, or --init_partial."
+            "only the weights that fit: partial=True, or --init_partial."
         )
     for _, value, tensor in fitting:
         value.copy_to(tensor)

@@ -78,7 +78,7 @@ def counted_twice(loops: Sequence[Batches], of_ranks: Sequence[Sequence[Read]]) 
         if again:
             found[loop.adapter.name] = (
                 f"{again} of {count} samples were counted twice: its sampler gives them to the "
-                "ranks more than once, to fill the last batches, say; expected each once. A "
+                "ranks more than once, perhaps to fill the last batches; expected each once. A "
                 "sampler that does not look at the rank is dealt out, each sample once."
             )
     return found

@@ -282,9 +282,9 @@ def check_begins_anew(loader: Any, name: str) -> None:
         is_used_up = isinstance(loader, Iterator) and module in sys.stdlib_module_names
     if is_used_up:
         raise TypeMistake(
-            f"{name}: {loader!r} given, which can be read once; expected what begins anew in each "
-            "pass: the DataLoader itself, not iter(loader) or loader(); a list of batches; or an "
-            "object whose __iter__ is a generator function, not the generator that it returns."
+            f"{name}: {loader!r} given, which can be read once; expected one that begins anew in "
+            "each pass: the DataLoader itself, not iter(loader) or loader(); a list of batches; or "
+            "an object whose __iter__ is a generator function, not the generator that it returns."
         )
 
 
@@ -639,7 +639,7 @@ class IterableLoader(LoaderAdapter):
         if self._is_iterator or self._was_read:
             text += (
                 ", and a pass before it may have taken all: expected an __iter__ that begins anew, "
-                "a generator function say, not an iterator that is kept"
+                "such as a generator function, not an iterator that is kept"
             )
         return f"{text}."
 

@@ -116,9 +116,9 @@ class DataPosition(Part):
         if self.adapter.loader is not loader:
             raise RuntimeMistake(
                 "self.train_loader: set anew after setup, and a resumed run has the one that "
-                "setup_dataloader makes. Make one loader there, and change what is in it, in "
-                "on_train_epoch_begin say: self.train_loader.dataset.level = 2, or a sampler's "
-                "weights."
+                "setup_dataloader makes. Make one loader there, and change what is in it, for "
+                "example in on_train_epoch_begin: self.train_loader.dataset.level = 2, or a "
+                "sampler's weights."
             )
 
     @property

@@ -159,8 +159,8 @@ class Fetcher:
             return self._idle
         _end_workers(loader._iterator)
         self._say(
-            f"{self._name}: {path.removeprefix(_LOADER)} has changed, of which its persistent "
-            "workers had copies: they are started anew, as after each such change"
+            f"{self._name}: {path.removeprefix(_LOADER)} has changed, and its persistent workers "
+            "had copies of it: they are started anew, as after each such change"
         )
         self._say = id
         return None

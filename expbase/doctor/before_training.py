@@ -106,7 +106,7 @@ def loaders_nobody_reads(experiment: Any) -> Iterator[str]:
         yield f"self.valid_loader: a {kind} of loaders, and valid_batches() reads one. {OF_SEVERAL}"
 
 
-# The methods of a task of PaddleHub 1 (document 000), and what is here in their place.
+# The methods of a task of PaddleHub 1, and what is here in their place.
 _OF_A_TASK = {
     "_build_net": "setup_model", "_add_label": "train_batch", "_add_metrics": "valid",
     "_build_env_start_event": "on_setup_begin of the mixin AllEvents",

@@ -48,7 +48,7 @@ def _explain_missing_model(experiment: Any, error: BaseException) -> None:
         add_note(
             error,
             f"setup_dataloader: self.{wanted[1]} is not there yet; setup_model runs after it. "
-            "Expected there what needs a model, an optimizer say.",
+            "Expected there what needs a model, for example an optimizer.",
         )
 
 

@@ -40,8 +40,8 @@ from expbase.state.walk import LOADERS
 T = TypeVar("T")
 
 OF_SEVERAL = (
-    "Evaluate each: self.evaluate(loader, name=name) in a loop, in on_train_epoch_end say; or read "
-    "each by self.valid_batches(loader) in valid."
+    "Evaluate each: self.evaluate(loader, name=name) in a loop, for example in on_train_epoch_end; "
+    "or read each by self.valid_batches(loader) in valid."
 )
 _PURPOSES = {"valid": rng.VALID, "predict": rng.PREDICT}
 

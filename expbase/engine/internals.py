@@ -246,7 +246,7 @@ class Internals:
         """Puts a context round each validation, prediction and evaluating() block to come.
 
         Args:
-            context: Makes the context anew each time, in eval mode already; averaged weights, say.
+            context: Makes the context anew each time, in eval mode already: averaged weights.
         """
         self._evaluation.surround(context)
 
@@ -272,7 +272,7 @@ class Internals:
         """Calls an event: its method, then its listeners.
 
         Args:
-            event: The name, `on_log` say.
+            event: The name, such as `on_log`.
             args: What the method and the listeners are called with.
 
         Returns:

@@ -482,8 +482,8 @@ class Loop(Part):
             )
         if self.results.under_way >= 0:
             self._start.warn(
-                f"save: the validation of iteration {self.results.under_way} was left, and what "
-                "stands in the model may not be what was trained; nothing is saved of it."
+                f"save: the validation of iteration {self.results.under_way} was left, and the "
+                "weights in the model may not be the trained ones; they are not saved."
             )
             return
         needed = self.is_last or bool(self.stopped_by)  # there will be no later one

@@ -208,7 +208,7 @@ def load_checkpoint(run: Run, which: str | int, of_run: str | Path | None) -> No
     if by_hand or run.life is Life.TRAINING:
         raise RuntimeMistake(
             "load_checkpoint: called before the end of training, which would go on with other "
-            "weights; expected it after train(): in on_train_end, say."
+            "weights; expected it after train(), for example in on_train_end."
         )
     directory = run.start.output_dir if of_run is None else Path(of_run)
     position = run.checkpointer.look_at(directory, str(which))

@@ -255,7 +255,7 @@ def need_super(name: str, *, is_done: bool) -> None:
         raise TypeMistake(f"{name}: does not call super().{name}(); expected it to.")
 
 
-# What the methods of document 004 set, which somebody may paste as an override.
+# What the methods of Parakeet's ExperimentBase set, which somebody may paste as an override.
 _SET_BY = {
     "config": "__init__(config, args)",
     "args": "__init__(config, args)",

@@ -89,7 +89,7 @@ class Prediction(ExperimentBase):
 
 def _check_loader(loader: Any) -> None:
     if loader is None:
-        raise ValueMistake("predict: no loader given; expected one, self.test_loader say.")
+        raise ValueMistake("predict: no loader given; expected one, such as self.test_loader.")
     sampler = getattr(loader, "batch_sampler", None)
     if getattr(loader, "drop_last", False) or getattr(sampler, "drop_last", False):
         raise ValueMistake(

@@ -87,7 +87,7 @@ def rank_zero_only(function: Callable[P, T]) -> Callable[P, T | None]:
         @rank_zero_only
         def write_report(self): ...
 
-    What needs all ranks, `average` or `save_model` say, is an error in it.
+    A call that needs all ranks, such as `average` or `save_model`, is an error in it.
 
     Args:
         function: The function or method; maybe below another decorator.

@@ -188,7 +188,7 @@ class Visualizer:
         except (TypeError, ValueError):
             raise TypeMistake(
                 f"add_{kind}: {tag!r} has step={step!r}; expected a whole number, "
-                "self.iteration say."
+                "such as self.iteration."
             ) from None
         if self._has_ended and not self._is_told:
             self._is_told = True
@@ -259,9 +259,9 @@ class _RecordFile(AppendedFile):
             kind = value.WhichOneof("one_value").replace("value", "scalar")
             if (first := self._kinds.setdefault(value.tag, kind)) != kind:
                 raise ValueMistake(
-                    f"visualizer: the tag {value.tag!r} is used for {first} and for {kind}, of "
-                    "which the board shows one only; expected another tag for the "
-                    f"second: '{value.tag}/{kind}', say."
+                    f"visualizer: the tag {value.tag!r} is used for {first} and for {kind}, and "
+                    "the board shows only one of them; expected another tag for the "
+                    f"second, such as '{value.tag}/{kind}'."
                 )
         data = record.SerializeToString()
         self.append(RECORD_HEAD.pack(len(data)) + data)

@@ -53,7 +53,14 @@ from expbase.state.value_places import (
     WholeNode,
     is_same_key,
 )
-from expbase.state.walk import MOST, Walk, WalkedNames, no_garbage_collection, reference
+from expbase.state.walk import (
+    MOST,
+    Walk,
+    WalkedNames,
+    no_garbage_collection,
+    reference,
+    unwrap,
+)
 
 _DELETED, _ORDER, _CONSTANTS = "@deleted", "@order", "@constants"
 HOOKED = "@on_train_begin"  # paths of values that are as that has set them, in some start
@@ -82,8 +89,11 @@ class Place(NamedTuple):
     value: Any
 
     def look(self, names: Names) -> Any:
-        """Returns the value to compare later: a simple value itself, else a checksum."""
-        return look(self.value, names, is_whole=self.key is WHOLE)
+        """Returns the value to compare later: a simple value itself, else a checksum.
+
+        Of a layer in a DataParallel it is the layer: one that is thawed is wrapped anew.
+        """
+        return look(unwrap(self.value), names, is_whole=self.key is WHOLE)
 
 
 class Values(Part):
@@ -362,7 +372,7 @@ class Values(Part):
             name = path.removesuffix("[:]")
             self._say(
                 f"self.{name}: {size >> 20} MB in each checkpoint. If training does not depend "
-                f"on it, a cache say: exclude_from_state({name!r}). If it does: "
+                f"on it, as on a cache: exclude_from_state({name!r}). If it does: "
                 f"register_stateful({name!r}), which ends this line."
             )
 

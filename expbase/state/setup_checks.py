@@ -24,12 +24,12 @@ def check_state(found: StatefulObjects, attributes: Iterable[Any]) -> None:
     """Raises a ValueError where training would fail, or would lose something."""
     if not found.layers:
         raise ValueMistake(
-            "setup_model: no paddle.nn.Layer is an attribute; expected one, self.model say."
+            "setup_model: no paddle.nn.Layer is an attribute; expected one, such as self.model."
         )
     there = found.optimizers or found.excluded_optimizers
     if not there and not any(map(steps_by_itself, attributes)):
         raise ValueMistake(
-            "setup_model: no optimizer is an attribute; expected one, self.optimizer say: of "
+            "setup_model: no optimizer is an attribute; expected one, such as self.optimizer: of "
             "paddle.optimizer or derived from it, or an object with step and clear_grad, which "
             "you call yourself."
         )

@@ -4,7 +4,7 @@ A part begins at a checkpoint that is kept, or where the run began, and ends at 
 default all parts are made; --from and --to make one, --parts some of them at random. Each is
 trained by the run's command in another output, with the variables that the run has noted. Compared
 are all checkpoints that are kept on the way, each file of them, and every number logged but times
-and speeds. The words after -- are added to the command: -- --nprocs 1, say, with training.shares.
+and speeds. Words after -- are added to the command, as in -- --nprocs 1 with training.shares.
 
 Give it in the git repository of the run's code, or in a clone. The code is that of the run's commit
 with its changes, in a work tree of its own; what git does not know is linked or copied into it.

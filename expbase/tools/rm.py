@@ -1,4 +1,4 @@
-"""Removes starts that failed before training began, after a question: what they left is no run.
+"""Removes runs that failed before training began, after it has asked.
 
 Below a directory, or the one that is named. What has a checkpoint, a logged line, a running process
 or such a run below it stays.

@@ -92,7 +92,7 @@ class History:
         if not begin < last <= reached:
             raise ConfigError(
                 f"{self.run}: --to {last} given; expected {begin + 1} to {reached}, the last "
-                "iteration of which there is a checkpoint or a line."
+                "iteration that has a checkpoint or a line."
             )
         return Part(begin, last)
 

@@ -3,8 +3,8 @@
 It runs your script, or `-m` and a module, straight through, then again with kill -9 at random
 moments, inside a save and inside a validation too, and compares every file of tensors, counter and
 logged number. If they differ, it runs once more without a kill: a script that does not repeat
-itself is named as such. The words after -- are for the script, which must have an option --output:
--- --nprocs 2, say. All runs are on the CPU, unless these words name a --device: then they have
+itself is named as such. The words after --, such as -- --nprocs 2, are for the script, which must
+have an option --output. All runs are on the CPU, unless these words name a --device: then they have
 training.deterministic=True, too. With --ranks it also runs straight through on each of these
 numbers of processes, and each start between the kills is on one of them; the script must have an
 option --nprocs, and training.shares.
@@ -232,11 +232,11 @@ class ComparedRun:
             hint = ""
             if re.search("(max|total)_iteration|T_max|warmup|total_step|schedule|lr[.]py", tail):
                 hint = (
-                    " A run of verify has few iterations. For a longer schedule give more, by "
-                    "--iterations 200 say, or shorten it behind `--`: -- optim.warmup=10."
+                    " A run of verify has few iterations. For a longer schedule give more, such "
+                    "as --iterations 200, or shorten it after `--`: -- optim.warmup=10."
                 )
             if "relative import with no known parent" in tail:
-                hint = " What is started as python -m package.train is given as -m package.train."
+                hint = " If it is started as python -m package.train, give -m package.train."
             name = self.directory.name
             raise RuntimeMistake(f"the run {name!r} ended with code {code}.{hint}\n{tail}")
         if not layout.listed(self.directory / layout.FOLDER):

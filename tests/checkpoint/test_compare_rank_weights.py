@@ -151,6 +151,8 @@ def test_what_is_wrapped_again_is_averaged_also_after_a_resume(
 ) -> None:
     for run in ("whole", "parts"):
         assert told(launched(way) / run) == []
+        log = (launched(way) / run / "worker_0.log").read_text()
+        assert not re.search("in no checkpoint|not exact", log)  # the new wrapper is no change
         apart = launched(way) / run / "checkpoints/step-00000020/@local_1.safetensors"
         assert {key.split("/")[1][-5:] for key in parse(apart.read_bytes())} == {"_mean", "iance"}
     # The error is raised once: the start that continues averages what the one before did.

@@ -188,7 +188,7 @@ def test_a_save_by_hand_holds_no_averages_either_if_the_validation_is_left(
         trained(saving, tmp_path, **{**EVERY_FOURTH, **options, "max_iteration": 20})
     assert saved(tmp_path) == [10] * (place == "on_train_epoch_end")
     log = (tmp_path / "worker_0.log").read_text()
-    text = "save: the validation of iteration 10 was left, and what stands in the model may not be"
+    text = "save: the validation of iteration 10 was left, and the weights in the model may not be"
     assert (text in log) == (place != "on_train_epoch_end")
     if saved(tmp_path):
         weights = read_weights(tmp_path / "checkpoints/step-00000010")["model"]

@@ -591,8 +591,8 @@ ONCE: dict[str, Any] = {
 
 def test_what_can_be_read_once_is_refused_with_what_to_give_instead() -> None:
     expected = (
-        r"self\.valid_loader: <.* given, which can be read once; expected what begins anew in each "
-        r"pass: the DataLoader itself, not iter\(loader\) or loader\(\); a list of batches; or an "
+        r"self\.valid_loader: <.* given, which can be read once; expected one that begins anew in "
+        r"each pass: the DataLoader itself, not iter\(loader\) or loader\(\); a list of batches;"
     )
     for name, make in ONCE.items():
         said = f"{name} is taken"

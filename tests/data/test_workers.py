@@ -349,9 +349,9 @@ def test_persistent_workers_have_what_the_data_set_is_when_an_epoch_begins(
     assert (before, after, again) == ([1, 2, 3, 4], numbers, numbers)
     assert second == third  # what has not changed costs no start
     assert (first == second) == (not path)
-    assert [
-        text.partition(" has changed, of which its persistent workers")[0] for text in said
-    ] == ([f"self.loader: {path}"] if path else [])
+    assert [text.partition(" has changed, and its persistent workers")[0] for text in said] == (
+        [f"self.loader: {path}"] if path else []
+    )
     if dataset.file is not None:
         dataset.file.close()
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import argparse
 import ast
+import copy
 import functools
 import inspect
 import json
 import re
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +49,22 @@ from expbase.training import resolved
 @pytest.mark.parametrize(
     ("page", "head"), [("config.md", "`training.` key"), ("config.zh.md", "`training.` 的键")]
 )
-def test_the_table_of_keys_holds_every_key_and_its_default(page: str, head: str) -> None:
-    table = {
-        name: value.strip('"')
-        for names, values, _ in rows((DOCS / page).read_text(encoding="utf-8"), head)
-        for name, value in zip(names.split(", "), values.split(", "), strict=True)
-    }
-    defaults = resolved(ExperimentBase.default_config()).training
-    assert table == {name: str(value) for name, value in defaults.items()}
+def test_the_table_of_keys_holds_every_key_its_default_and_what_it_becomes(
+    page: str, head: str
+) -> None:
+    config = ExperimentBase.default_config()
+    by_epochs = copy.deepcopy(config)
+    by_epochs.training.max_epoch = 3
+    used = [resolved(given).training for given in (config, by_epochs)]
+    expected = {key: (str(value), {str(each[key]) for each in used} - {str(value)})
+                for key, value in config.training.items()}  # fmt: skip
+    expected["max_epoch"] = ("0", set())  # given, above
+    table = {}
+    for names, value, _ in rows((DOCS / page).read_text(encoding="utf-8"), head):
+        default, _, becomes = value.replace("（", " (").partition(" (")
+        numbers = {*re.findall(r"\b\d+\b", becomes)}
+        table |= {name: (default.strip('"'), numbers) for name in names.split(", ")}
+    assert table == expected
 
 
 def parser_of_main() -> argparse.ArgumentParser:
@@ -90,8 +100,20 @@ def test_the_table_of_mixins_holds_their_defaults() -> None:
             assert f"{key} {json.dumps(value)}" in text, (name, key)
 
 
+def test_the_words_of_the_card_and_of_the_log_are_those_that_come() -> None:
+    words = [
+        word for row in rows(TEXT["looking"], "word") for word in re.findall("`(.+?)`", row[0])
+    ]
+    shown = "\n".join(texts(DOCS / "live.svg"))
+    said = [word for word in words if not re.search(rf"(?<!\S){re.escape(word)}(?!\S)", shown)]
+    assert said == ["CONTINUING", "STOPPED", "FINISHED", "not exact"]
+    assert [word for word in said if not any(word in text for text in literals())] == []
+    card = re.findall(r"^[\d:]+ ([a-z.]+)  +", shown, re.M)
+    assert {*card} <= {*words}
+
+
 def test_the_signatures_of_the_board_s_methods_are_those_of_the_code() -> None:
-    for page in PAIRS["validation"]:
+    for page in PAIRS["looking"]:
         text = page.read_text(encoding="utf-8")
         shown = dict(re.findall(r"^\| `(add_\w+)\((.*?)\)` \|", text, re.M))
         assert shown.keys() == {name for name in dir(Visualizer) if name.startswith("add_")}
@@ -230,6 +252,7 @@ def test_the_pages_show_what_the_tools_print() -> None:
         lines = [line for text in shown for line in text.splitlines() if line.strip() != "…"]
         assert len(lines) > 2, page
         said = [line.removeprefix("WARNING: ") for line in lines]
+        said = [line for line in said if "smoke test" not in line]  # test_readme.py runs it
         assert [line for line in said if not is_printed(line)] == [], page
 
 
@@ -279,7 +302,51 @@ def test_every_link_leads_to_a_file_and_to_a_heading_of_it() -> None:
 
 @functools.cache
 def anchors(page: Path) -> set[str]:
-    return {slug(text) for _, text in headings(page.read_text(encoding="utf-8"))}
+    text = page.read_text(encoding="utf-8")
+    return {slug(heading) for _, heading in headings(text)} | {*chain(*kept(text))}
+
+
+def kept(text: str) -> list[list[str]]:
+    """Of each link to a heading that has moved to another page: the anchors that it had here."""
+    found = re.findall(r'^- ((?:<a id="[^"]+"></a>)+)\[[^]]+\]\([^)]+\)', text, re.MULTILINE)
+    return [re.findall('"(.+?)"', anchors_there) for anchors_there in found]
+
+
+MOVED = {  # headings of 1.0 that stand on another page now
+    "performance": [
+        "a-whole-experiment",
+        "a-batch-the-loop-a-line",
+        "the-start-and-a-resume",
+        "a-checkpoint",
+        "two-processes",
+        "shares",
+        "memory",
+        "on-a-device",
+        "how-it-grows",
+        "after-a-fault",
+    ],
+    "resume": [
+        "the-ways-out",
+        "errors",
+        "what-is-walked",
+        "what-is-restored",
+        "what-on_train_begin-sets",
+        "what-is-told-and-when",
+        "what-is-refused-at-the-save",
+        "what-continues-to-the-same-bits",
+        "other-bits-and-the-log-says-so",
+        "other-bits-and-only-verify-shows-it",
+        "proofs",
+    ],
+    "validation": ["samples-and-pictures", "export", "averaged-weights", "weights-alone"],
+}
+
+
+def test_an_old_address_of_a_heading_that_has_moved_leads_to_a_link_to_it() -> None:
+    for name, page in PAIRS.items():
+        english, translated = (kept(path.read_text(encoding="utf-8")) for path in page)
+        assert [*chain(*english)] == MOVED.get(name, [])
+        assert [*map(len, translated)] == [*map(len, english)], name
 
 
 @pytest.mark.parametrize("name", ["README.md", "README.zh-CN.md"])
@@ -300,8 +367,18 @@ def test_every_page_is_in_the_nav_once_and_has_a_chinese_name_there() -> None:
     pages = [page for _, page in entries]
     assert sorted(pages) == sorted(f"{page}.md" for page in ENGLISH if "README" not in page)
     (languages,) = (plugin["i18n"]["languages"] for plugin in site["plugins"] if "i18n" in plugin)
-    titles = {title for title, _ in entries if title} | {t for item in site["nav"] for t in item}
+    titles = {title for title, _ in entries if title} | {*groups(site["nav"])}
     assert {*languages[1]["nav_translations"]} == titles
+
+
+def groups(nav: list[Any]) -> Iterator[str]:
+    """The title of each group, also of those within another one."""
+    for item in nav:
+        if isinstance(item, dict):
+            for title, content in item.items():
+                if isinstance(content, list):
+                    yield title
+                    yield from groups(content)
 
 
 def leaves(nav: list[Any]) -> Iterator[tuple[str, str]]:

@@ -95,7 +95,18 @@ def test_every_block_of_a_page_is_of_a_language_that_tests_look_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", slow(TRAINED, "validation", "loop", "processes", "events", "shares")
+    "page",
+    slow(
+        TRAINED,
+        "validation",
+        "weights",
+        "export",
+        "looking",
+        "loop",
+        "processes",
+        "events",
+        "shares",
+    ),
 )
 def test_the_code_of_a_page_runs_and_its_experiments_train(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -123,14 +134,14 @@ def test_the_code_of_a_page_runs_and_its_experiments_train(
             assert exp.iteration == 40 or exp.internals.epochs_ended == 3, name
 
 
-def test_the_page_of_validation_transposes_a_linear_of_pytorch_s(
+def test_the_page_of_weights_transposes_a_linear_of_pytorch_s(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     theirs = paddle.arange(6, dtype="float32").reshape([3, 2])  # [out, in]
     bias = paddle.ones([3])
     save_file({"encoder.weight": theirs, "encoder.bias": bias}, "other.safetensors")
-    (code,) = (code for code in blocks("validation", "python") if ".T.copy()" in code)
+    (code,) = (code for code in blocks("weights", "python") if ".T.copy()" in code)
     exec(code, {})
     layer = paddle.nn.Linear(2, 3)
     layer.set_state_dict(
@@ -193,7 +204,8 @@ COMMANDED = [
 
 
 @pytest.mark.parametrize(
-    "page", slow(COMMANDED, "looking", "config", "validation", "reproduce", "moving/parakeet")
+    "page",
+    slow(COMMANDED, "looking", "config", "validation", "weights", "reproduce", "moving/parakeet"),
 )
 def test_the_commands_of_a_page_work(
     page: str, workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -271,6 +283,22 @@ def test_two_ranks_begin_with_the_card_that_the_pages_show(tmp_path: Path) -> No
     for page in ("data", "processes"):
         (card,) = (block for block in blocks(page, "text") if block.startswith("data "))
         assert [line for line in card.splitlines() if line not in result.stderr] == [], page
+
+
+@pytest.mark.long
+def test_the_checks_before_a_long_run_say_what_the_pages_show(
+    workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(shutil.copytree(workspace, tmp_path / "workspace"))
+    smoke, verify, *_ = commands("running")
+    said = run_script(Path("train.py"), *smoke[1:], "--device=cpu").stdout.splitlines()
+    capsys.readouterr()
+    assert __main__.main([*verify[2:], "--kills", "1"]) == 0  # of two values the last one counts
+    said += capsys.readouterr().out.replace("1 kills", "6 kills").splitlines()[-1:]
+    promised = next(block for block in blocks("running", "text") if "smoke test" in block)
+    assert said == promised.splitlines()
+    assert any(said[-1] in block.splitlines() for block in blocks("resume", "text"))
 
 
 # --- the first experiment --------------------------------------------------------------------
@@ -387,26 +415,6 @@ def test_the_pictures_show_what_digits_says_and_the_columns_of_ls(
     assert shown[0] == today[0]
     assert [row[1:4] for row in today[1:]] == [["Digits", "finished", "600/600"]]
     assert today[1][1:4] in [row[1:4] for row in shown]
-
-
-def test_digits_goes_on_as_the_first_page_says(
-    digits: tuple[Path, list[str]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    run = shutil.copytree(digits[0], tmp_path / "run")
-    shutil.rmtree(run / "checkpoints/step-00000600")  # as if it had been killed before
-    (command,) = (line for line in "".join(blocks("index", "bash")).splitlines() if "--con" in line)
-    (text,) = blocks("index", "text")
-    script, *words, longer = shlex.split(command)[1:]
-    assert longer == "training.max_iteration=20000"  # so that there is time to kill it
-    words[words.index("runs/digits")] = str(run)
-    monkeypatch.chdir(ROOT)
-    run_here(script, words, monkeypatch)
-    said = capsys.readouterr().err.replace(str(run), "runs/digits")
-    normal = re.sub(r"\d[\d.]*", "0", said)
-    assert [t for t in text.splitlines() if re.sub(r"\d[\d.]*", "0", t) not in normal] == []
 
 
 @pytest.mark.long

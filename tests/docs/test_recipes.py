@@ -119,13 +119,13 @@ def test_the_commands_of_the_page_are_understood(capsys: pytest.CaptureFixture[s
         assert python == "python"
         if script == "-m":
             assert words == ["expbase", "ls", "runs"]
-        elif Path(script).stem in ("study", "test_warmup"):  # no experiments themselves
-            assert (ROOT / script).exists()
+        elif Path(script).stem in ("folds", "pandas_table", "study", "test_warmup"):
+            assert (ROOT / script).exists()  # they are no experiments themselves
             assert not words
         else:
             main(experiment_of(Path(script).stem), argv=[*words, "--print_config"])
     printed = capsys.readouterr().out
-    assert re.findall(r"^  fold: (\d)", printed, re.MULTILINE) == ["0", "1", "2", "0", "0"]
+    assert "0.1" in re.findall(r"^  lr: (.*)", printed, re.MULTILINE)
     assert re.findall(r"batch_size: (\d+)", printed) == ["20", "40"]
 
 
@@ -265,6 +265,7 @@ def test_the_second_loader_has_the_same_bits_on_any_number_of_ranks_and_with_wor
         ("two_optimizers", ["optim.switch_loss=2"], [6, 20], {1: 0, 28: 1}),
         ("curriculum", [], [9, 38], {1: 0.05, 24: 0.05, 25: 0.1}),
         ("growing_batch", ["data.batch_size=128", "data.most=512"], [6, 14], {1: 128, 13: 256}),
+        ("freezing", ["optim.frozen_epochs=1"], [22, 34], {}),  # thawed in update 31
     ],
 )
 def test_what_changes_on_the_way_continues_exactly_after_a_failure_in_mid_epoch(
@@ -288,7 +289,7 @@ def test_what_changes_on_the_way_continues_exactly_after_a_failure_in_mid_epoch(
     run(Dying, tmp_path / "again", *words)
     same_bits(*(find_at(tmp_path / run_name) for run_name in ("straight", "again")))
     changing = {"two_optimizers": "uses_sgd", "curriculum": "noise", "growing_batch": "batch_size"}
-    values = curve(tmp_path / "again", f"train/{changing[name]}")
+    values = curve(tmp_path / "again", f"train/{changing.get(name, 'loss')}")
     assert {at: pytest.approx(values[at]) for at in moments} == moments
     assert told(tmp_path / "again").count("resumed step-") == 2
     of_a_container = "/dev/shm has room for"  # curriculum has a worker
@@ -310,6 +311,134 @@ def test_the_parts_learn_at_different_rates(warmed: Path, tmp_path: Path) -> Non
     # The first step of Adam moves every weight by its rate.
     moved = [np.abs(a - b).max() for a, b in zip(arrays(exp.model), exp.before, strict=True)]
     np.testing.assert_allclose(moved, [1e-3, 1e-3, 1e-2, 1e-2], rtol=1e-2)
+
+
+def test_what_is_frozen_stays_and_is_trained_when_it_is_thawed(tmp_path: Path) -> None:
+    class Noting(experiment_of("freezing")):  # type: ignore[misc]
+        def on_train_batch_end(self) -> None:
+            weights = {k: v.numpy() for k, v in self.unwrap(self.model).state_dict().items()}
+            noted[self.iteration] = weights
+
+    noted: dict[int, dict[str, np.ndarray]] = {}
+    run(Noting, tmp_path, "optim.frozen_epochs=1", "training.max_iteration=31")
+    moved = [
+        {name for name, there in noted[first].items() if (there != noted[last][name]).any()}
+        for first, last in ((1, 30), (30, 31))
+    ]
+    assert moved == [{"3.weight", "3.bias"}, noted[1].keys()]
+    assert {"1._mean", "1._variance"} < moved[1]
+    assert "WARNING" not in told(tmp_path)
+
+
+@pytest.mark.long
+def test_what_is_thawed_on_two_ranks_is_averaged_and_continues_exactly(tmp_path: Path) -> None:
+    words = ["--nprocs", "2", "--device", "cpu", "optim.frozen_epochs=1"]
+    for name, stops in (("straight", [30]), ("again", [22, 30])):  # thawed in update 16
+        for stop in stops:
+            more = ["--output", str(tmp_path / name), f"training.max_iteration={stop}"]
+            assert run_script(DOCS / "recipes/freezing.py", *words, *more).returncode == 0
+        assert not re.search("WARNING|not exact", told(tmp_path / name))
+    same_bits(*(find_at(tmp_path / name) for name in ("straight", "again")))
+
+
+def test_gradients_are_clipped_as_paddle_clips_them_and_the_norm_is_logged(tmp_path: Path) -> None:
+    class ByPaddle(experiment_of("clipping")):  # type: ignore[misc]
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.optimizer._grad_clip = paddle.nn.ClipGradByGlobalNorm(max_norm)
+
+    max_norm = 0.1
+    words = ["training.max_iteration=5", "training.log_interval=1"]
+    exp = run("clipping", tmp_path / "mixin", *words, f"clipping.max_norm={max_norm}")
+    other = run(ByPaddle, tmp_path / "paddle", *words, "clipping.max_norm=0")
+    for one, two in zip(arrays(exp.model), arrays(other.model), strict=True):
+        np.testing.assert_allclose(one, two, atol=1e-6)
+    norms = curve(tmp_path / "mixin", "train/grad_norm")
+    assert min(norms.values()) > max_norm
+    assert curve(tmp_path / "paddle", "train/grad_norm") == pytest.approx(norms, rel=1e-4)
+
+
+NOTING = """
+import sys
+import numpy as np
+from expbase import main
+sys.path.insert(0, {folder!r})
+import tokens
+
+class Noting(tokens.{cls}):
+    def setup_model(self):
+        super().setup_model()
+        self.read, self.before = [], [p.numpy() for p in self.model.parameters()]
+        self.exclude_from_state("read")
+
+    def read_batch(self):
+        batch = super().read_batch()
+        self.read += [tensor.numpy() for tensor in batch]
+        return batch
+
+    def on_before_optimizers_step(self):
+        gradients = [p.grad.numpy() for p in self.model.parameters()]
+        np.savez(f"rank{{self.rank}}.npz", *self.before, *gradients, *self.read)
+
+if __name__ == "__main__":
+    main(Noting)
+"""
+
+
+def by_hand(table: Any, weight: Any, bias: Any, tokens: Any, labels: Any) -> list[np.ndarray]:
+    """The gradients of the mean over these tokens: of an embedding, and of a linear layer."""
+    hidden = table[tokens]
+    logits = hidden @ weight + bias
+    grad = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    grad[np.arange(len(labels)), labels] -= 1
+    grad /= len(labels)
+    of_table = np.zeros_like(table)
+    np.add.at(of_table, tokens, grad @ weight.T)
+    return [of_table, hidden.T @ grad, grad.sum(axis=0)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("cls", "nprocs", "words"), [
+    ("Tokens", 1, ["training.accumulation_steps=2"]),
+    ("Tokens", 2, ["training.accumulation_steps=2"]),
+    ("TokensInShares", 2, ["training.accumulation_steps=1", "training.shares=4"]),
+])  # fmt: skip
+def test_each_token_of_an_update_weighs_the_same_in_whatever_batch_and_rank(
+    cls: str, nprocs: int, words: list[str], tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(NOTING.format(folder=str(DOCS / "recipes"), cls=cls))
+    words = [*words, "--device", "cpu", "training.max_iteration=1", "--nprocs", str(nprocs)]
+    done = run_script(script, *words, "--output", "run")
+    assert done.returncode == 0, done.stderr
+    ranks = [[*np.load(tmp_path / f"rank{rank}.npz").values()] for rank in range(nprocs)]
+    before = [array.astype("float64") for array in ranks[0][:3]]
+    read = [array for rank in ranks for array in rank[6:]]
+    tokens, labels = ([part[y >= 0] for part, y in zip(x, read[1::2], strict=True)]
+                      for x in (read[::2], read[1::2]))  # fmt: skip
+    assert len({len(part) for part in tokens}) == 2 * nprocs  # uneven batches
+    expected = by_hand(*before, np.concatenate(tokens), np.concatenate(labels))
+    for gradients in (rank[3:6] for rank in ranks):
+        for gradient, there in zip(gradients, expected, strict=True):
+            np.testing.assert_allclose(gradient, there, atol=5e-7)
+
+
+@pytest.mark.long
+def test_tokens_in_shares_end_with_the_same_bits_on_any_number_of_ranks(tmp_path: Path) -> None:
+    script = tmp_path / "tokens.py"
+    text = (DOCS / "recipes/tokens.py").read_text()
+    script.write_text(text.replace("main(Tokens)", "main(TokensInShares)"))
+    words = ["--device", "cpu", "training.max_iteration=4", "training.shares=4"]
+    words += ["training.accumulation_steps=1"]
+    for nprocs in ("1", "2"):
+        assert run_script(script, *words, "--output", nprocs, "--nprocs", nprocs).returncode == 0
+    same_bits(*(find_at(tmp_path / nprocs) for nprocs in ("1", "2")))
+    # Without it the first checkpoint is the error that the page shows.
+    script.write_text(text)
+    failed = run_script(script, *words, "--output", "plain", "--nprocs", "2")
+    [shown] = [t for s in SECTIONS for t in code_of(s, "text") if "recipes/tokens.py" in s]
+    assert failed.returncode == 1
+    assert " ".join(shown.split()) in failed.stderr
 
 
 def test_what_is_validated_are_the_averages_and_not_the_weights(tmp_path: Path) -> None:
@@ -413,10 +542,8 @@ def test_the_judge_is_neither_trained_nor_in_the_checkpoint(warmed: Path, tmp_pa
 
 def test_each_sample_is_held_out_by_one_fold(tmp_path: Path) -> None:
     held_out = []
-    for fold in range(3):
-        words = [f"data.fold={fold}", "data.num_folds=3", "training.max_iteration=1"]
-        exp = run("folds", tmp_path / "fold{data.fold}", *words)
-        assert exp.output_dir == tmp_path / f"fold{fold}"
+    for fold in range(5):
+        exp = run("folds", tmp_path / f"{fold}", f"data.fold={fold}", "training.max_iteration=1")
         train, valid = (
             {image.tobytes() for image in loader.dataset.tensors[0].numpy()}
             for loader in (exp.train_loader, exp.valid_loader)

@@ -326,6 +326,79 @@ def test_the_ramp_finds_a_rate_that_trains_better_than_others(tmp_path: Path) ->
     assert loss_with(float(found)) < min(loss_with(float(found) / 30), loss_with(float(found) * 30))
 
 
+# --- folds -------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_folds_that_were_killed_in_the_fourth_end_with_the_same_table_and_bits(
+    tmp_path: Path,
+) -> None:
+    tables = {}
+    then = "folds.Fold = Killed; folds.cross_validate()"
+    fill = {"recipe": "folds", "cls": "Fold", "iteration": 27, "then": then}
+    for name in ("straight", "killed"):
+        (tmp_path / name).mkdir()
+        script = tmp_path / name / "train.py"
+        script.write_text(KILLED.format(condition="self.config.data.fold == 3", **fill))
+        words = [sys.executable, str(script), *SHORT]
+        options: dict[str, Any] = {"cwd": script.parent, "env": environment(tmp_path)}
+        if name == "straight":
+            (script.parent / "killed").touch()
+        else:
+            killed = forks.run(words, **options)
+            assert (killed.returncode, killed.stdout) == (-signal.SIGKILL, ""), killed.stderr
+        done = forks.run(words, **options)
+        assert done.returncode == 0, done.stderr
+        tables[name] = done.stdout
+    assert tables["killed"] == tables["straight"]
+    folders = [[tmp_path / name / f"runs/folds/fold{n}" for name in tables] for n in range(5)]
+    for straight, again in folders:
+        same_bits(*(run / "checkpoints/step-00000040" for run in (straight, again)))
+    assert [starts(again) for _, again in folders] == [[0, 40]] * 3 + [[0, 20], [0]]
+    found = [curve(straight, "valid/accuracy")[40] for straight, _ in folders]
+    lines = [f"fold {n}  {accuracy:.4f}\n" for n, accuracy in enumerate(found)]
+    mean, deviation = np.mean(found), np.std(found, ddof=1)
+    assert tables["killed"] == "".join(lines) + f"mean    {mean:.4f} ± {deviation:.4f}\n"
+
+
+@pytest.mark.long
+def test_folds_on_two_processes_have_their_table_too(tmp_path: Path) -> None:
+    words = [sys.executable, str(RECIPES / "folds.py"), "--nprocs", "2", "--device=cpu"]
+    options: dict[str, Any] = {"cwd": tmp_path, "env": environment(tmp_path)}
+    done = forks.run([*words, "training.max_iteration=2"], **options)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"(fold \d  0\.\d+\n){5}mean    0\.\d+ ± 0\.\d+\n", done.stdout)
+
+
+@pytest.mark.long
+def test_the_table_in_pandas_has_each_run_what_was_tried_and_the_means_over_seeds(
+    tmp_path: Path,
+) -> None:
+    recipe = module_of("pandas_table")
+    words = ["training.max_iteration=3", "optim.warmup_iterations=1"]
+    for lr in (0.01, 0.1):
+        for seed in (1, 2):
+            more = [f"optim.lr={lr}", f"training.seed={seed}"]
+            run("warmup", tmp_path / f"lr{lr}-{seed}", *words, *more)
+    diverged = json.loads((tmp_path / "lr0.1-2/metrics.jsonl").read_text().splitlines()[-1])
+    diverged["valid/accuracy"] = "nan"
+    with (tmp_path / "lr0.1-2/metrics.jsonl").open("a") as file:
+        print(json.dumps(diverged), file=file)
+    table = recipe.table(str(tmp_path))
+    assert [*table.columns] == [
+        "name", "state", "iteration", "config.training.seed", "config.optim.lr",
+        "metrics.valid/accuracy",
+    ]  # fmt: skip
+    assert [*table["name"]] == ["lr0.01-1", "lr0.01-2", "lr0.1-1", "lr0.1-2"]
+    assert {*table["state"], *table["iteration"]} == {"finished", 3}
+    one, two, three = (curve(tmp_path / name, "valid/accuracy")[3] for name in [*table["name"]][:3])
+    means = recipe.means(table, "optim.lr")
+    assert means.loc[0.01].tolist() == pytest.approx(
+        [2, (one + two) / 2, np.std([one, two], ddof=1)]
+    )
+    assert means.loc[0.1].tolist()[:2] == [1, three]  # of a nan there is no mean
+
+
 # --- messages, means, counts -------------------------------------------------------------------
 
 
@@ -409,6 +482,27 @@ def test_counts_add_up_over_batches_and_ranks(tmp_path: Path) -> None:
     assert parts[0].results(lambda _: [part.counts for part in parts]) == pytest.approx(expected)
     run(recipe.Counted, tmp_path, "training.max_iteration=100", "training.valid_interval=100")
     assert curve(tmp_path, "valid/macro_f1")[100] > 0.8
+
+
+@pytest.mark.long
+def test_the_weights_of_all_epochs_stay_and_are_the_same_however_it_was_killed(
+    tmp_path: Path,
+) -> None:
+    words = ["training.max_epoch=3", "training.keep_last=1", "training.save_interval=10"]
+    run("kept_weights", tmp_path / "straight", *words)
+    experiment = interrupted(experiment_of("kept_weights"))
+    with pytest.raises(Interrupted):
+        run(experiment, tmp_path / "killed", *words)
+    exp = run(experiment, tmp_path / "killed", *words)
+    folders = [tmp_path / name / "weights" for name in ("straight", "killed")]
+    files = [{f.name: f.read_bytes() for f in sorted(folder.iterdir())} for folder in folders]
+    assert files[0] == files[1]
+    assert [*files[0]] == [f"epoch-000{epoch}.safetensors" for epoch in (1, 2, 3)]
+    begun = ["--init_model_path", str(folders[1] / "epoch-0003.safetensors")]
+    tuned = run("kept_weights", tmp_path / "tuned", *begun, "training.max_iteration=1")
+    for one, other in zip(exp.model.parameters(), tuned.model.parameters(), strict=True):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), atol=0.011)  # a step of Adam
+    assert len([*(tmp_path / "killed/checkpoints").iterdir()]) == 1
 
 
 # --- the rest ----------------------------------------------------------------------------------

@@ -1,9 +1,12 @@
-"""The hooks of the site: links, the other language, the search. CI builds the site itself."""
+"""The hooks of the site: links, the other language; and what its search finds. CI builds it."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import shutil
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -128,3 +131,49 @@ def test_each_language_has_an_index_of_its_own(hooks: Any, tmp_path: Path) -> No
         shown = hooks.on_post_page('{"base": "../..", "x": 1}', page("", url), None)
         assert shown == f'{{"base": "{base}", "x": 1}}'
     assert hooks.on_post_page('{"base": ".."}', CONFIG, None) == '{"base": ".."}'
+
+
+# --- the search ------------------------------------------------------------------------------
+
+# What a reader types, and the page that must be the first hit: in English, in Chinese.
+ENGLISH = {
+    "log a picture": "looking/",
+    "log an image": "looking/",
+    "pretrained weights": "weights/",
+    "freeze": "recipes/",
+    "resume longer": "resume/",
+    "export": "export/",
+    "pandas": "recipes_around/",
+    "folds": "recipes_around/",
+    "two loaders": "recipes/",
+    "gradient clipping": "recipes/",
+    "Slurm": "clusters/",
+    "test at the end": "validation/",
+}
+CHINESE = {
+    "记录图片": "looking/",
+    "冻结": "recipes/",
+    "训练更久": "resume/",
+    "导出": "export/",
+    "pandas": "recipes_around/",
+    "交叉验证": "recipes_around/",
+    "两个加载器": "recipes/",
+    "梯度裁剪": "recipes/",
+    "Slurm": "clusters/",
+    "最终测试": "validation/",
+}
+
+
+@pytest.mark.parametrize(("folder", "hits"), [("", ENGLISH), ("zh", CHINESE)], ids=["en", "zh"])
+def test_the_search_of_the_site_finds_what_readers_look_for_at_its_first_hit(
+    folder: str, hits: dict[str, str]
+) -> None:
+    """The worker that a browser runs is run by node, on the index of the built site."""
+    site, node = os.environ.get("SITE"), shutil.which("node")
+    if not site or not node:
+        pytest.skip("it needs node, and SITE, the folder of a built site: .ci/run builds one")
+    command = [node, str(Path(__file__).with_name("search.js")), str(Path(site, folder)), *hits]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert {query: pages[0] if (pages := found[query]) else None for query in hits} == hits

@@ -1,7 +1,7 @@
 """Proves that each experiment reaches what its config file says, and continues to the same bits.
 
 Each is run whole, as a user would run it; then `python -m expbase verify` kills and compares it. At
-the end the rows of the README's table are printed, in both languages, with the figures reached.
+the end the rows of the gallery's table are printed, in both languages, with the figures reached.
 
     python tests/proofs/experiments.py [--only charlm] [--keep DIR] [--rows]
 
@@ -52,8 +52,8 @@ _BOTH_PHASES = ("adam.iterations=13", "lbfgs.steps=5", "lbfgs.redraw_interval=7"
 CLAIMS = {
     "line": Claim(
         lambda f: f["error"] < 1e-4,
-        "a straight line, made up: the script above | within {error:.0e} | 0",
-        "直线：上面的脚本 | 误差 {error:.0e} | 0",
+        "a straight line, made up: the script of the README | within {error:.0e} | 0",
+        "直线：README 里的脚本 | 误差 {error:.0e} | 0",
     ),
     "digits": Claim(
         lambda f: f["accuracy"] >= 0.97,
@@ -102,9 +102,9 @@ CLAIMS = {
     ),
     "cartpole": Claim(
         lambda f: f["return"] >= 475,
-        "[reinforcement learning](docs/reinforcement.md): PPO on CartPole-v1"
+        "[reinforcement learning](reinforcement.md): PPO on CartPole-v1"
         " | return {return:.0f} of 500 | 500.0, RL Zoo",
-        "[强化学习](docs/reinforcement.zh.md)：PPO | 回报 {return:.0f} / 500 | 500.0，RL Zoo",
+        "[强化学习](reinforcement.zh.md)：PPO | 回报 {return:.0f} / 500 | 500.0，RL Zoo",
     ),
     "pinn": Claim(
         lambda f: f["error"] <= 0.005,
@@ -138,9 +138,9 @@ class Reached:
 
 
 def row(name: str, *, chinese: bool = False) -> str:
-    """Returns a row of the README's table, to be formatted with figures and `seconds`."""
+    """Returns a row of the table of docs/gallery.md, to be formatted with figures and `seconds`."""
     claim = CLAIMS[name]
-    link = f"[{name}](experiments/{_folder(name).name}/train.py)"
+    link = f"[{name}](../experiments/{_folder(name).name}/train.py)"
     return f"| {link} | {claim.row_zh if chinese else claim.row} | {{seconds}} s |"
 
 
@@ -150,7 +150,7 @@ def rounded(seconds: float) -> int:
 
 
 def holds(name: str, shown: str, *, chinese: bool = False) -> bool:
-    """Tells whether a row of the README is of this experiment, and reaches what is claimed."""
+    """Tells whether a row of that table is of this experiment, and reaches what is claimed."""
     pattern = re.escape(row(name, chinese=chinese))
     found = re.fullmatch(re.sub(r"\\{(\w+)(:.*?)?\\}", r"(?P<\1>[-\\w.]+)", pattern), shown)
     if not found:

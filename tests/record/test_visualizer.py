@@ -248,7 +248,7 @@ def test_a_tag_of_two_kinds_is_an_error_at_the_second(
     visualizer.add_audio("voice", SOUND, 1)
     size = visualizer.size()
     for kind, add in SECOND.items():
-        text = f"'voice' is used for audio and for {kind}, .*: 'voice/{kind}', say"
+        text = f"'voice' is used for audio and for {kind}, .*, such as 'voice/{kind}'"
         with pytest.raises(ValueError, match=text):
             add(visualizer)
         assert visualizer.size() == size, kind

@@ -282,7 +282,7 @@ def test_a_sound_experiment_is_identical(
     (tmp_path / "package/train.py").write_text(f"from .nets import Tiny\n{MAIN}\n")
     words = ["verify", "--iterations", "16", "--kills", "3"]
     assert main([*words, "--output", "other", "package/train.py"]) == 1
-    assert "code 1. What is started as python -m package.train is" in capsys.readouterr().err
+    assert "code 1. If it is started as python -m package.train, give" in capsys.readouterr().err
     assert main([*words, "--output", "out", "-m", "package.train"]) == 0
     output = capsys.readouterr().out
     killed = re.findall("killed (.*)", output)
@@ -445,7 +445,7 @@ main(Scheduled)
             "keep_last=0 deterministic=True\n",
             "--device: 'pluto' given; expected cpu",
         ]),
-        (SCHEDULED, [], ["For a longer schedule give more, by --iterations 200 say"]),
+        (SCHEDULED, [], ["For a longer schedule give more, such as --iterations 200"]),
     ],
     ids=["a key", "a device", "a schedule"],
 )  # fmt: skip
