@@ -262,7 +262,7 @@ def test_a_failure_leaves_by_one_road() -> None:
 
 # Raised for a caller that catches it: of ours, of Python's, or argparse.
 CAUGHT = {
-    *("base.arrays: ValueError", "checkpoint.pdparams: ValueError"),
+    *("base.arrays: ValueError", "checkpoint.pdparams: ValueError", "base.any_object: LookupError"),
     *("checkpoint.model_files: ValueError", "checkpoint.unpickler: _Refused"),
     *("base.json_values: LookupError", "base.yaml_words: yaml.constructor.ConstructorError"),
     *("base.terminal: AttributeError", "config: AttributeError", "cli: argparse.ArgumentTypeError"),

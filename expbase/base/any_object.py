@@ -8,12 +8,15 @@ function_named(class_name(function)); method_named(meter, "reset")
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
 import inspect
 import sys
 import types
 from typing import Any
 
+_SLOT = types.MemberDescriptorType
+_slots: dict[int, tuple[type, dict[str, Any]]] = {}  # by the id of a class, which it keeps
 # Of Python's own modules those whose functions compute; of others none comes by a name from a file.
 _COMPUTING = {"math", "cmath", "operator", "statistics", "__main__"}
 
@@ -40,16 +43,56 @@ def attributes_of(value: Any) -> dict[str, Any]:
     names = copyreg._slotnames(type(value))  # type: ignore[attr-defined]
     if not names:
         return dict(own)
-    return {**{name: getattr(value, name) for name in names if hasattr(value, name)}, **own}
+    found = {}
+    for name, slot in slots_of(type(value)).items():
+        with contextlib.suppress(AttributeError):  # it is empty
+            found[name] = slot.__get__(value)
+    return {**found, **own}
+
+
+def slots_of(kind: type) -> dict[str, Any]:
+    """Returns the slots of a class by name, also those that a property hides."""
+    known = _slots.get(id(kind))
+    if known is None:
+        found = {
+            name: next(
+                (
+                    vars(base)[name]
+                    for base in kind.__mro__
+                    if isinstance(vars(base).get(name), _SLOT)
+                ),
+                None,
+            )
+            for name in copyreg._slotnames(kind)  # type: ignore[attr-defined]
+        }
+        known = kind, {name: slot for name, slot in found.items() if slot is not None}
+        _slots[id(kind)] = known
+    return known[1]
 
 
 def set_attribute(owner: Any, name: str, value: Any) -> None:
-    """Sets an attribute as it was read: no code of its class runs, and no property hinders it."""
+    """Sets an attribute as it was read: no code of its class runs, and no property hinders it.
+
+    Raises:
+        LookupError: It has no place for one of that name.
+    """
+    slot = slots_of(type(owner)).get(name)
     own = getattr(owner, "__dict__", None)
-    if own is not None and name not in copyreg._slotnames(type(owner)):  # type: ignore[attr-defined]
+    if slot is not None:
+        slot.__set__(owner, value)
+    elif own is not None:
         own[name] = value
     else:
-        object.__setattr__(owner, name, value)
+        raise LookupError(f"a {type(owner).__qualname__} has no attribute {name!r:.80}")
+
+
+def remove_attribute(owner: Any, name: str) -> None:
+    """Removes an attribute that is there; no code of its class runs."""
+    slot = slots_of(type(owner)).get(name)
+    if slot is not None:
+        slot.__delete__(owner)
+    else:
+        del owner.__dict__[name]
 
 
 def definer(kind: type, name: str) -> type:

@@ -40,6 +40,7 @@ import numpy as np
 import paddle
 from paddle.base.framework import EagerParamBase
 
+from expbase.base import read_limits
 from expbase.base.any_object import (
     attributes_of,
     class_name,
@@ -50,7 +51,7 @@ from expbase.base.any_object import (
     module_of,
     set_attribute,
 )
-from expbase.base.arrays import LABELS, Array, fetch
+from expbase.base.arrays import ITEM_SIZES, LABELS, Array, fetch
 from expbase.base.errors import TypeMistake
 from expbase.base.files import checksum_of
 from expbase.base.gradients import gradient, set_gradient
@@ -69,11 +70,17 @@ _MANY = 1000  # a dict with so many items is written as keys and items, a list e
 _COLUMNS = "$columns"
 _LARGE = 10_000  # items of a collection whose checksum Python itself makes, if they are plain
 _LARGE_BYTES = 1 << 26  # of an array
+_MOST_USES = 16  # of an array that a file has once
 _WHOLE = "all: "  # before the checksum of what is large
 _PLAIN = {type(None), bool, int, float, complex, str, bytes}  # that marshal writes to the letter
 # Classes from which a user's class may be derived; their items are written beside the attributes.
 _BASES: Any = (OrderedDict, Counter, defaultdict, dict, list, deque, set, tuple, frozenset)
 _BASES += (int, float, str, bytes, SimpleNamespace, object)
+
+
+# Modules of Python's own whose classes hold data, and start nothing when they are called.
+_OF_DATA = {"builtins", "collections", "array", "datetime", "decimal", "fractions", "uuid", "enum"}
+_OF_DATA |= {"pathlib", "types", "random", "time", "numbers", "string", "queue", "_queue"}
 
 
 class Names:
@@ -196,13 +203,19 @@ def is_of_a_sample(one: str, other: str) -> bool:
     return one.startswith(_WHOLE) != other.startswith(_WHOLE)
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: Any, met: set[int] | None = None) -> bool:
     """Returns whether a collection has nothing but numbers, texts and collections of them."""
     items = [*value, *value.values()] if type(value) is dict else value
     kinds = {*map(type, items)} - _PLAIN
-    if kinds - {list, tuple, dict}:
-        return False
-    return not kinds or all(_is_plain(item) for item in items if type(item) not in _PLAIN)
+    if not kinds or kinds - {list, tuple, dict}:
+        return not kinds
+    met = set() if met is None else met
+    held = [item for item in items if type(item) not in _PLAIN]
+    num_before, shared = len(met), [id(item) for item in held if type(item) is not tuple]
+    met.update(shared)
+    # One that stands in several places would be written in each, with all that it holds.
+    is_once = len(met) == num_before + len(shared)
+    return is_once and all(_is_plain(item, met) for item in held)
 
 
 class Encoder:
@@ -391,9 +404,21 @@ class Decoder:
     """
 
     def __init__(self, arrays: Mapping[str, Array], names: Names = NOTHING) -> None:
-        self.arrays = arrays
         self.names = names
+        self._arrays = arrays
+        self._uses: Counter[str] = Counter()  # of arrays
         self._made: dict[str, Any] = {}  # by the path where they were met first
+
+    def array(self, name: str) -> Array:
+        """Returns an array; a LookupError if there is none, or if it is used again and again."""
+        self._uses[name] += 1
+        if self._uses[name] > _MOST_USES:
+            raise LookupError(f"the array {name!r:.80} is used more than {_MOST_USES} times")
+        return self._arrays[name]
+
+    def encoded(self, content: Any) -> Encoded:
+        """Returns a value that is to be decoded later."""
+        return Encoded(content, self._arrays)
 
     def decode(self, content: Any, path: str) -> Any:
         """Returns the value that JSON stands for; a LookupError if something of it is unknown."""
@@ -425,12 +450,26 @@ class Decoder:
             return [self.decode(item, f"{path}.{i}") for i, item in enumerate(content)]
         ((tag, inside),) = content.items()
         if tag == "$numbers":
-            return array(inside[0], self.arrays[inside[1]].data.tobytes()).tolist()
+            kind, name = inside
+            if kind not in _NUMBERS.values():  # those of one byte would be eight times as large
+                raise LookupError(f"{path}: there are no numbers {kind!r:.20}")
+            return array(kind, self.array(name).data.tobytes()).tolist()
         if tag == "$stack":
-            rows = [row.copy() if row.ndim else row[()] for row in self.decode(inside, path)]
+            stack = self.decode(inside, path)
+            read_limits.few(0 if stack.nbytes else len(stack))
+            rows = [row.copy() if row.ndim else row[()] for row in stack]
             return [self.note(f"{path}.{i}", row) for i, row in enumerate(rows)]
         columns = [self.items(column, join(path, i)) for i, column in enumerate(inside)]
         return [*zip(*columns, strict=True)]
+
+    def num_items(self, content: Any) -> int:
+        """Returns how many items `items` would make."""
+        if isinstance(content, list):
+            return len(content)
+        ((tag, inside),) = content.items()
+        if tag == "$numbers":
+            return self._arrays[inside[1]].nbytes // 8
+        return int(inside["$array"][2][0]) if tag == "$stack" else self.num_items(inside[0])
 
     def fill_dict(self, made: Any, pairs: Any, path: str, base: Any = dict) -> Any:
         """Adds the items that `Encoder.pairs` has encoded to a dict; returns the dict."""
@@ -455,6 +494,13 @@ class Decoder:
         found = self.names.class_named(name)
         if found is None:
             raise LookupError(f"{path}: there is no class {name} that a value can be made of")
+        return found
+
+    def class_as_value(self, name: str, path: str) -> type:
+        """Returns a class that may be called: of Python's own those of data alone."""
+        found = self.class_named(name, path)
+        if _is_of_python(found) and module_of(found) not in _OF_DATA:
+            raise LookupError(f"{path}: no {name} comes from a file")
         return found
 
     def function_named(self, name: str, path: str) -> Any:
@@ -552,13 +598,15 @@ def _write_array(e: Encoder, value: Any, path: str) -> Any:
 
 def _read_array(d: Decoder, content: Any, path: str) -> Any:
     if content[0] is None:  # an array of objects
-        made = d.note(path, np.empty(content[1], object))
+        shape = read_limits.sized(content[1], 1, d.num_items(content[2]))
+        made = d.note(path, np.empty(shape, object))
         for index, item in zip(np.ndindex(made.shape), d.items(content[2], path), strict=True):
             made[index] = item
         return made
     name, described, shape, axes, is_writeable = content
-    flat = d.arrays[name].data.view(_dtype(described))
-    whole = flat.reshape([shape[axis] for axis in axes]).transpose(np.argsort(axes))
+    dtype, data = read_limits.of_bytes(_dtype(described)), d.array(name).data
+    read_limits.sized(shape, dtype.itemsize, data.nbytes)
+    whole = data.view(dtype).reshape([shape[axis] for axis in axes]).transpose(np.argsort(axes))
     made = d.note(path, whole.copy("K"))
     made.flags.writeable = is_writeable
     return made
@@ -571,6 +619,10 @@ def _described(dtype: Any) -> Any:
 def _dtype(described: Any) -> Any:
     is_fields = isinstance(described, list)
     return np.dtype([_field(f) for f in described] if is_fields else described)
+
+
+def _read_scalar(dtype: Any, text: str) -> Any:
+    return np.ndarray((), dtype, bytearray.fromhex(text))[()]
 
 
 def _field(field: Any) -> Any:
@@ -594,10 +646,13 @@ def _write_tensor(e: Encoder, value: Any, path: str) -> Any:
 
 def _read_tensor(d: Decoder, content: Any, path: str) -> Any:
     name, dtype, shape, on_cpu, is_constant, *of_grad = content
-    made = Array(dtype, tuple(shape), d.arrays[name].data).tensor()
+    array = Array(dtype, tuple(shape), d.array(name).data)
+    read_limits.sized(shape, ITEM_SIZES[dtype], array.nbytes)
+    made = array.tensor()
     made = d.note(path, made if on_cpu else made.to(paddle.device.get_device()))
     made.stop_gradient = is_constant
-    for grad in of_grad:
+    for grad in of_grad[:1]:
+        read_limits.same(grad[2], shape)
         set_gradient(made, _read_tensor(d, grad, f"{path}.grad"))
     return made
 
@@ -673,12 +728,12 @@ def _read_enum(d: Decoder, content: Any, path: str) -> Any:
     kind = d.class_named(content[0], path)
     if not issubclass(kind, enum.Enum):
         raise LookupError(f"{path}: {content[0]} is no Enum")
-    return kind(d.decode(content[1], path))
+    return kind(read_limits.bits(d.decode(content[1], path)))
 
 
 _OBJECT = Form("$object", _write_object, _read_object)
 _ENUM = Form("$enum", _write_enum, _read_enum, False)
-_CLASS = Form("$class", Encoder.class_name, Decoder.class_named, False)
+_CLASS = Form("$class", Encoder.class_name, Decoder.class_as_value, False)
 # What the program has under a name is found there again: no code comes from a file.
 _FUNCTION = Form("$function", Encoder.function_name, Decoder.function_named, False)
 _METHOD = Form("$method", Encoder.method, Decoder.method, False)
@@ -689,7 +744,7 @@ _GENERATOR = Form("$generator", _write_generator, _read_generator)
 _SCALAR = Form(  # in JSON, as it may be a key
     "$scalar",
     lambda e, v, path: [_described(v.dtype), np.array(v).tobytes().hex()],
-    lambda d, c, path: np.ndarray((), _dtype(c[0]), bytearray.fromhex(c[1]))[()],
+    lambda d, c, path: _read_scalar(read_limits.of_bytes(_dtype(c[0])), c[1]),
     False,
 )
 _NEVER = (type, paddle.nn.Layer, paddle.io.DataLoader, np.ndarray)  # is made from a file
@@ -706,7 +761,7 @@ FORMS: dict[type, Form] = {
     array: Form(
         "$numbers_of",
         lambda e, v, path: [v.typecode, e.put(Array.of_bytes(np.frombuffer(v, np.uint8)), path)],
-        lambda d, c, path: d.note(path, array(c[0], d.arrays[c[1]].data.tobytes())),
+        lambda d, c, path: d.note(path, array(c[0], d.array(c[1]).data.tobytes())),
     ),
     tuple: Form("$tuple", Encoder.items, lambda d, c, path: tuple(d.items(c, path)), False),
     list: Form("$list", Encoder.items, _read_list),
@@ -728,10 +783,12 @@ FORMS: dict[type, Form] = {
         lambda d, c, path: frozenset(d.items(c, path)),
         False,
     ),
-    range: _plain("$range", lambda v: [v.start, v.stop, v.step], lambda c: range(*c)),
+    range: _plain(
+        "$range", lambda v: [v.start, v.stop, v.step], lambda c: range(*map(read_limits.word, c))
+    ),
     slice: _plain("$slice", lambda v: [v.start, v.stop, v.step], lambda c: slice(*c)),
-    Decimal: _plain("$decimal", str, Decimal),
-    Fraction: _plain("$fraction", str, Fraction),
+    Decimal: _plain("$decimal", str, read_limits.decimal),
+    Fraction: _plain("$fraction", str, read_limits.fraction),
     datetime.date: _plain("$date", str, datetime.date.fromisoformat),
     datetime.time: _plain("$time", str, datetime.time.fromisoformat),
     datetime.datetime: _plain("$datetime", str, datetime.datetime.fromisoformat),
@@ -754,7 +811,7 @@ FORMS: dict[type, Form] = {
     np.ndarray: _ARRAY,
     paddle.Tensor: Form("$tensor", _write_tensor, _read_tensor),
     **dict.fromkeys(GENERATORS, _GENERATOR),
-    Encoded: Form("", lambda e, v, path: None, lambda d, c, path: Encoded(c, d.arrays)),
+    Encoded: Form("", lambda e, v, path: None, lambda d, c, path: d.encoded(c)),
 }
 _NAMED = _OBJECT, _ENUM, _CLASS, _FUNCTION, _METHOD, _SCALAR  # which are found by no type
 _READERS: dict[str, Callable[[Decoder, Any, str], Any]] = {

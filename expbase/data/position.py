@@ -19,6 +19,7 @@ from expbase.base.checkpoint_part import Part
 from expbase.base.errors import RuntimeMistake, ValueMistake
 from expbase.base.files import DAMAGES
 from expbase.base.json_values import checksum
+from expbase.base.read_limits import fraction
 from expbase.config import ConfigError
 from expbase.data.loaders import Batches, LoaderAdapter, Shard
 from expbase.data.skipped_updates import Skips
@@ -292,7 +293,7 @@ class DataPosition(Part):
     def _ahead_of(self, iteration: int, state: Mapping[str, Any]) -> Fraction:
         now = self.updates_per_epoch
         if now is None or state["updates_per_epoch"] in (None, str(now)):
-            return Fraction(state["ahead"])
+            return fraction(state["ahead"])
         epochs = Fraction(state["epoch"])
         if not state["ended"] and self._has_order_of(state):
             # Rounded down: a schedule that is one update too long does no harm.

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import paddle
 from paddle.base.framework import EagerParamBase
+from paddle.io import DataLoader
 
 from expbase.base.any_object import state_setter
 from expbase.base.arrays import describe
@@ -42,12 +43,13 @@ from expbase.state.compare import (
 from expbase.state.reachable import Reach
 from expbase.state.schedule_constants import constants_in, follow
 from expbase.state.unsavable import Told
-from expbase.state.value_kinds import is_handle, is_written, talks_to_the_world
+from expbase.state.value_kinds import ATOMS, is_handle, is_written, talks_to_the_world
 from expbase.state.value_places import (
     WHOLE,
     DictNode,
     GroupNode,
     LayerNode,
+    LoaderNode,
     Node,
     ParameterNode,
     WholeNode,
@@ -89,11 +91,8 @@ class Place(NamedTuple):
     value: Any
 
     def look(self, names: Names) -> Any:
-        """Returns the value to compare later: a simple value itself, else a checksum.
-
-        Of a layer in a DataParallel it is the layer: one that is thawed is wrapped anew.
-        """
-        return look(unwrap(self.value), names, is_whole=self.key is WHOLE)
+        """Returns the value to compare later: a simple value itself, else a checksum."""
+        return look(self.value, names, is_whole=self.key is WHOLE)
 
 
 class Values(Part):
@@ -380,7 +379,7 @@ class Values(Part):
 
     def problems(self, state: Mapping[str, Any]) -> list[str]:
         """Returns one line for each value that is missing in the state or has no place here."""
-        _, names, nodes = self._nodes(self._reach.walk_just_made())
+        walk, names, nodes = self._nodes(self._reach.walk_just_made())
         self._nodes_then = nodes
         encoded = {path: value for path, value in state.items() if isinstance(value, Encoded)}
         decoder = Decoder(next((e.arrays for e in encoded.values()), {}), names)
@@ -394,7 +393,7 @@ class Values(Part):
         self._not_made = []
         for path, value in encoded.items():
             # What is left out may have something in common with what is not.
-            misfit = self._misfit(path, value.content, decoder, nodes)
+            misfit = self._misfit(path, value.content, decoder, nodes, walk)
             if path in hooked and path not in self._decoded and misfit:
                 # Its class, say, is imported when on_train_begin makes it.
                 self._not_made.append(path)
@@ -410,7 +409,7 @@ class Values(Part):
         return not has_own and not _has_under(path, state)
 
     def _misfit(
-        self, path: str, content: Any, decoder: Decoder, nodes: Mapping[str, Node]
+        self, path: str, content: Any, decoder: Decoder, nodes: Mapping[str, Node], walk: Walk
     ) -> list[str]:
         """Decodes a value; returns why it cannot be put into its place."""
         name, key, inside = content
@@ -421,17 +420,23 @@ class Values(Part):
             return [f"{path}: {error.args[0]}."]
         self._decoded[path] = name, key, value
         if name is None:
-            is_here = self._reach.spot(path).is_there
+            is_here = path in self._reach.registered and self._reach.spot(path).is_there
             return [] if is_here else [f"{path}: in the checkpoint, and not here."]
         if name not in nodes:
             return [f"{path}: in the checkpoint, and not here."]
         node = nodes[name]
+        no_place = [f"{path}: a value in the checkpoint, and no value here."]
+        where = walk.path_of(name, key)  # another one than the path, if somebody has written it
+        is_forged = self._reach.is_left_out(where) and not self._reach.is_left_out(path)
+        is_place = node.may_have(key) or self._reach.is_registered(where)
+        if is_forged or not is_place:
+            return no_place
         if key is WHOLE:
             there, here = _shape(value), _shape(node.value)
             other = f"{path} is {there} in the checkpoint and {here} here."
             return [other] * (there != here)
-        is_taken = not self._reach.is_registered(path) and _is_taken(node, key, value)
-        return [f"{path}: a value in the checkpoint, and no value here."] * is_taken
+        is_taken = not self._reach.is_registered(where) and _is_taken(node, key, value)
+        return no_place * is_taken
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Restores a state without `problems`; `differences` says later what is not exact."""
@@ -445,14 +450,17 @@ class Values(Part):
             if name is None:
                 self._reach.spot(path).put(value)
             elif path not in anew:
-                nodes[name].put(key, value)
+                # On one process nothing is wrapped, so a checkpoint of it names the layer alone.
+                is_wrapped = unwrap(there := nodes[name].places().get(key)) is not there
+                nodes[name].put(key, names.wrapper_of(value) if is_wrapped else value)
         for name, key in state[_DELETED]:
-            if name in nodes and not self._reach.is_left_out(f"{name}.{key}".lstrip(".")):
+            is_out = self._reach.is_left_out(f"{name}.{key}".lstrip("."))
+            if name in nodes and nodes[name].may_have(key) and not is_out:
                 nodes[name].remove(key)
         decoder = Decoder({}, names)
         for name, keys in state[_ORDER].items():
             node = nodes.get(name)
-            if isinstance(node, DictNode):
+            if isinstance(node, DictNode) and not self._reach.is_left_out(f"{name}."):
                 node.order([decoder.key(key, name) for key in keys])
         self._changed = {path for path in decoded if path not in anew}
         self._moved = {decoded[path][0] for path in self._changed}
@@ -558,4 +566,6 @@ def _is_taken(node: Node, key: Any, value: Any) -> bool:
     there = node.places().get(key)
     # One of these has state of its own; another one in its place is one that setup has made.
     is_other = isinstance(there, _FORMED) and not isinstance(value, (*_FORMED, type(None)))
-    return (is_code and not is_there) or is_other
+    is_of_data = isinstance(there, DataLoader) or isinstance(node, LoaderNode)
+    is_no_data = is_of_data and type(value) in ATOMS and value is not None
+    return (is_code and not is_there) or is_other or is_no_data

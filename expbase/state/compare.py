@@ -16,7 +16,7 @@ from expbase.base.files import checksum_of
 from expbase.base.json_values import Names, seen
 from expbase.state.value_kinds import talks_to_the_world
 from expbase.state.value_places import WHOLE, StatefulNode
-from expbase.state.walk import Walk
+from expbase.state.walk import Walk, unwrap
 
 SIMPLE = {type(None), bool, int, float, str}
 
@@ -32,6 +32,7 @@ class Named(NamedTuple):
     """The name of what stood in a place, a layer say, which setup has made at another place."""
 
     name: str
+    is_wrapped: bool = False  # in a DataParallel, say; one that is thawed is wrapped anew
 
 
 def look(value: Any, names: Names, *, is_whole: bool = False) -> Any:
@@ -41,8 +42,9 @@ def look(value: Any, names: Names, *, is_whole: bool = False) -> Any:
     """
     if type(value) in SIMPLE:
         return value
-    if not is_whole and (name := names.name_of(value)) is not None:
-        return Named(name)
+    layer = unwrap(value)
+    if not is_whole and (name := names.name_of(layer)) is not None:
+        return Named(name, is_wrapped=layer is not value)
     found = seen(value, names, is_inside=is_whole)
     return Seen(found.content, None if found.is_savable else value)
 

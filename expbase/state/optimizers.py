@@ -133,6 +133,16 @@ def settings(optimizer: Any) -> dict[str, Any]:
     }
 
 
+def may_have_setting(optimizer: Any, name: str) -> bool:
+    """Returns whether a name is that of one of `settings`, now or later."""
+    if name in (_RATE, *LISTS[:2], *_MADE_WITH):
+        return True
+    if name not in stored_by(type(optimizer), _is_paddles):
+        return not writes_state(optimizer)
+    there = vars(optimizer).get(name)
+    return there is None or isinstance(there, (bool, int, float))
+
+
 def _lists(optimizer: Any) -> dict[str, Any]:
     """Returns the lists of parameters by which it steps, if these are in no groups."""
     found = {name: getattr(optimizer, name) for name in LISTS[:2]}

@@ -19,9 +19,11 @@ from typing import Any
 from paddle.optimizer import lr
 
 from expbase.base.any_object import module_of
+from expbase.base.errors import ValueMistake
 from expbase.state.value_places import WHOLE, GroupNode, Node, OptimizerNode, ScheduleNode, cells_of
 from expbase.state.walk import Walk
 
+_MOST_STEPS = 10**8
 _MOVING = ("last_lr", "last_epoch")  # of a schedule; they follow from the rest
 
 
@@ -90,6 +92,8 @@ def _follow_schedule(
         given.lines += [f"{line}{why} stepped to where it would be" for line in lines]
         return
     last = decoded.get(f"{name}.last_epoch", (None, None, schedule.last_epoch))[2]
+    if last - schedule.last_epoch > _MOST_STEPS:
+        raise ValueMistake(f"{name}.last_epoch is {last}, which no training reaches.")
     for _ in range(last - schedule.last_epoch):
         schedule.step()
     given.lines += lines

@@ -21,7 +21,14 @@ from paddle.base.framework import EagerParamBase
 from paddle.nn import Layer
 from paddle.nn.utils import spectral_norm_hook, weight_norm_hook
 
-from expbase.base.any_object import attributes_of, definer, module_of, set_attribute
+from expbase.base.any_object import (
+    attributes_of,
+    definer,
+    module_of,
+    remove_attribute,
+    set_attribute,
+    slots_of,
+)
 from expbase.base.gradients import gradient, set_gradient
 from expbase.base.random_generators import GENERATORS, generator_state, set_generator_state
 from expbase.state import optimizers
@@ -74,11 +81,20 @@ class Node:
     def remove(self, key: Any) -> None:
         """Removes a place."""
         if key in self.places():
-            object.__delattr__(self.value, key)
+            remove_attribute(self.value, key)
 
     def children(self) -> Iterator[tuple[Any, Any]]:
         """Yields the key and the value of each object that this one leads to."""
         yield from self.places().items()
+
+    def may_have(self, key: Any) -> bool:
+        """Returns whether a key is that of a place, now or later: a checkpoint may be forged."""
+        kind = type(self.value)
+        if key in slots_of(kind):
+            return True
+        found = next((vars(base)[key] for base in kind.__mro__ if key in vars(base)), None)
+        is_own = isinstance(found, types.GetSetDescriptorType)  # Python's: `__class__`, `__dict__`
+        return hasattr(self.value, "__dict__") and not is_own
 
 
 class WholeNode(Node):
@@ -106,6 +122,9 @@ class WholeNode(Node):
             add(thing, value)
         else:
             thing[:] = value
+
+    def may_have(self, key: Any) -> bool:
+        return key is WHOLE
 
     def children(self) -> Iterator[tuple[Any, Any]]:
         items = self.value
@@ -140,6 +159,9 @@ class DictNode(Node):
         items = [*self.value.items()]
         if len(items) < MANY or _may_hold_objects([item for _, item in items]):
             yield from items
+
+    def may_have(self, key: Any) -> bool:
+        return True  # as a whole if it grows
 
     def order(self, keys: Sequence[Any]) -> None:
         """Puts the items into an order, and removes those that are not in it."""
@@ -196,6 +218,10 @@ class LayerNode(Node):
         for by_name in (*_parts_of(self.value), vars(self.value)):
             by_name.pop(key, None)
 
+    def may_have(self, key: Any) -> bool:
+        is_theirs = key in _OF_LAYERS or self.has_with_weights(key)
+        return super().may_have(key) and not is_theirs
+
     def children(self) -> Iterator[tuple[Any, Any]]:
         for by_name in _parts_of(self.value):
             yield from by_name.items()
@@ -229,6 +255,9 @@ class ParameterNode(Node):
     def remove(self, key: Any) -> None:
         vars(self.value).pop(key, None)
 
+    def may_have(self, key: Any) -> bool:
+        return key == "stop_gradient" or (super().may_have(key) and key not in _OF_PARAMETERS)
+
     def has_users(self) -> bool:
         """Returns whether it has an attribute of the user's own."""
         return not vars(self.value).keys() <= _PASSED_OVER | _SETTINGS
@@ -247,6 +276,9 @@ class OptimizerNode(Node):
     def put(self, key: Any, value: Any) -> None:
         optimizers.set_setting(self.value, key, value)
 
+    def may_have(self, key: Any) -> bool:
+        return super().may_have(key) and optimizers.may_have_setting(self.value, key)
+
     def children(self) -> Iterator[tuple[Any, Any]]:
         groups = enumerate(optimizers.groups(self.value))
         yield from ((f"{GROUPS}{number}", group) for number, group in groups)
@@ -264,6 +296,9 @@ class GroupNode(Node):
 
     def remove(self, key: Any) -> None:
         self.value.pop(key, None)
+
+    def may_have(self, key: Any) -> bool:
+        return type(key) is str
 
 
 class ScheduleNode(Node):
@@ -285,12 +320,22 @@ class StatefulNode(Node):
         theirs = optimizers.stored_by(kind, lambda base: not is_users(module_of(base)))
         return {n: value for n, value in attributes_of(self.value).items() if n not in theirs}
 
+    def may_have(self, key: Any) -> bool:
+        kind = type(self.value)
+        if is_users(module_of(definer(kind, "state_dict"))) or not is_users(module_of(kind)):
+            return False
+        theirs = optimizers.stored_by(kind, lambda base: not is_users(module_of(base)))
+        return super().may_have(key) and key not in theirs
+
 
 class LoaderNode(Node):
     """A loader: its parts."""
 
     def places(self) -> Mapping[Any, Any]:
         return {name: getattr(self.value, name, None) for name in _PARTS}
+
+    def may_have(self, key: Any) -> bool:
+        return key in _PARTS
 
 
 class CellsNode(Node):
@@ -302,6 +347,9 @@ class CellsNode(Node):
     def put(self, key: Any, value: Any) -> None:
         number = self.value.__code__.co_freevars.index(key)
         self.value.__closure__[number].cell_contents = value
+
+    def may_have(self, key: Any) -> bool:
+        return key in self.places()
 
 
 def cells_of(function: Any) -> dict[str, Any]:

@@ -90,6 +90,7 @@ _AUTOMATIC = re.compile(r"\w+_\d+\.\w+")  # paddle's names of parameters: "linea
 AUTOMATIC = re.compile(r"\w+_\d+(\.\w+)?")
 _WORDS = ("None", "True", "False")  # that other keys are written like
 _SMALLEST_ID = 1 << 20
+_WRAPPED = " in its wrapper"  # behind the name of the layer
 
 
 @contextlib.contextmanager
@@ -417,6 +418,7 @@ class WalkedNames(Names):
             for key, buffer in node.value._buffers.items()
             if self._paths.get(id(buffer)) == f"{path}.{key}" and node.has_with_weights(key)
         ]
+        self._wrappers = {id(unwrap(w)): reference(w) for w in walk.wrappers.values()}  # by layers
         self._replaced: set[int] = set()  # ids of those that another tensor has taken the place of
         self._automatic = {name: walk.nodes[path].value for name, path in walk.automatic.items()}
         self._classes = walk.classes
@@ -471,9 +473,20 @@ class WalkedNames(Names):
         path = self.known(value)
         if path is None:
             path = self._anew.get(id(value))
+        if path is None and (layer := unwrap(value)) is not value:
+            inner = self.known(layer) if self.wrapper_of(layer) is value else None
+            path = None if inner is None else inner + _WRAPPED
         return self._others.get(id(value)) if path is None else path
 
+    def wrapper_of(self, layer: Any) -> Any:
+        """Returns the wrapper that setup has made of a layer; of one without it, the layer."""
+        found = self._wrappers.get(id(layer))
+        wrapper = None if found is None else found()
+        return wrapper if unwrap(wrapper) is layer else layer
+
     def get(self, name: str) -> Any:
+        if name.endswith(_WRAPPED):
+            return self.wrapper_of(self.get(name.removesuffix(_WRAPPED)))
         if name in self._made:
             return self._made[name]
         found = self._refs.get(name)

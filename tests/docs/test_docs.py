@@ -288,7 +288,7 @@ def test_the_page_of_proofs_has_what_each_script_counted_in_both_languages_the_s
 # --- links and the site ----------------------------------------------------------------------
 
 
-BESIDE = [ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
+BESIDE = [ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
 
 
 def test_every_link_leads_to_a_file_and_to_a_heading_of_it() -> None:

@@ -24,7 +24,7 @@ from tiny import Points, Tiny, run_of, same_bits, trained
 from expbase.base.json_values import Encoded
 from expbase.state.rollback import Rollback
 from expbase.state.value_places import DictNode, Node, WholeNode
-from expbase.state.walk import nodes_in_layers
+from expbase.state.walk import nodes_in_layers, unwrap
 
 
 class Drifting(paddle.nn.Layer):
@@ -976,6 +976,27 @@ def test_a_part_that_is_a_second_name_may_be_another_part() -> None:
     assert model.active is model[1]
     assert model[0].scale is model[1].weight
     assert [model[0].weight.item() == 7, model[1].weight.item() == 7] == [False, True]
+
+
+@pytest.mark.filterwarnings("ignore:The program will return to single-card operation")
+@pytest.mark.parametrize("then", [True, False])
+@pytest.mark.parametrize("now", [True, False])
+def test_a_place_may_hold_another_wrapper_also_where_one_process_has_none(
+    then: bool, now: bool
+) -> None:
+    def made(is_parallel: bool) -> dict[str, Any]:
+        a, b = (paddle.nn.Linear(1, 1) for _ in range(2))
+        if is_parallel:
+            a, b = paddle.DataParallel(a), paddle.DataParallel(b)
+        return {"a": a, "b": b, "active": a, "row": [a, b]}
+
+    one = Start(made(then))
+    one.own.active = one.own.b
+    del one.own.row[0]
+    own = Start(made(now), one.saved()).own
+    assert own.active is own.b
+    assert [unwrap(layer) for layer in own.row] == [unwrap(own.b)]
+    assert own.row[0] is own.b or (now and not then)  # a list does not say that it had wrappers
 
 
 def test_a_buffer_that_is_set_anew_is_saved_also_where_the_one_before_is_used_still() -> None:

@@ -26,6 +26,7 @@ from paddle.optimizer import lr
 from tiny import Points
 
 from expbase.state import value_kinds, walk
+from expbase.state.compare import as_text, is_same, look
 from expbase.state.value_kinds import is_users
 from expbase.state.value_places import WHOLE, DictNode, Node
 from expbase.state.walk import Walk, nodes_in_layers
@@ -350,3 +351,14 @@ def test_what_holds_a_lock_a_file_or_a_thread_only_reports_if_it_is_installed(
     meter = theirs.Thing()
     meter.sum, meter.values = 1.5, [1]
     assert nodes(meter=meter) == ["meter", "meter.values"]
+
+
+@pytest.mark.filterwarnings("ignore:The program will return to single-card operation")
+def test_a_layer_that_is_wrapped_anew_is_the_same_and_one_without_its_wrapper_is_another() -> None:
+    layer = paddle.nn.Linear(1, 1)
+    wrapped, anew = (paddle.DataParallel(layer) for _ in range(2))
+    names = Walk(None, {"model": wrapped}).names()
+    assert is_same(look(wrapped, names), look(anew, names))
+    assert not is_same(look(wrapped, names), look(layer, names))
+    # Another process compares texts; a single one has no wrapper.
+    assert as_text(look(wrapped, names)) == as_text(look(layer, names))

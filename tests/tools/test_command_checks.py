@@ -159,11 +159,14 @@ def test_one_line_says_what_will_run_and_of_which_code(
     top: Path, forked: None, capfd: Capture
 ) -> None:
     def changed(start: dict[str, Any]) -> None:
-        diff = "--- a/train.py\n+++ b/train.py\n@@ -1 +1,2 @@\n-raise SystemExit(5)\n+import sys\n"
+        diff = (
+            "--- a/train.py\n+++ b/train.py\n@@ -1 +1,2 @@\n-raise SystemExit(5)\n+import os, sys\n"
+        )
         (top / "pack/a/sources").mkdir()
-        (top / "pack/a/sources/0a1b2c3d4e5f.diff").write_text(f"{diff}+sys.exit(6)\n")
+        script = "+sys.exit(6 + sum(name in os.environ for name in ('LD_PRELOAD', 'EVIL')))\n"
+        (top / "pack/a/sources/0a1b2c3d4e5f.diff").write_text(diff + script)
         start["git"]["state"] = "0a1b2c3d4e5f"
-        start["environment"] = {"OMP_NUM_THREADS": "1", "LD_PRELOAD": "evil.so"}
+        start["environment"] = {"OMP_NUM_THREADS": "1", "LD_PRELOAD": "evil.so", "EVIL": "1"}
 
     commit_name = git(top, "rev-parse", "HEAD")[:12]
     code, said = made_again(top, changed, capfd)
@@ -171,7 +174,7 @@ def test_one_line_says_what_will_run_and_of_which_code(
     line = (
         f"reproduce: runs python train.py, commit {commit_name} with 3 changed lines in 1 files, "
     )
-    assert f"{line}of the run's own diff; without its variables LD_PRELOAD\n" in said
+    assert f"{line}of the run's own diff; without its variables LD_PRELOAD, EVIL\n" in said
     assert "NOT REPRODUCED: iterations 1 to 1: the command ended with code 6\n" in said
     code, said = made_again(top, command(*LAUNCH[:1], "package.train", script=1), capfd, "--here")
     assert f"reproduce: runs python -m package.train, the code of now in {top}\n" in said
