@@ -199,7 +199,9 @@ COMMANDED = [
     page
     for page in TEXT
     if blocks(page, "bash")
-    and not page.startswith(("first", "recipes", "experiments", "jumped", "bisect", "take_out"))
+    and not page.startswith(
+        ("first", "recipes", "experiments", "jumped", "bisect", "take_out", "publish")
+    )
 ]
 
 

@@ -282,6 +282,7 @@ def test_some_parts_are_taken_at_random_and_their_receipts_tell_what_is_missing(
     assert "is no receipt" in reproduced(capfd, "runs/a", "--receipts", "train.py", code=78)
 
 
+@pytest.mark.long
 def test_of_a_digest_all_readers_make_the_same_parts_of_the_files_that_it_binds(
     copied: Path, capfd: Capture
 ) -> None:
