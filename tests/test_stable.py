@@ -162,15 +162,16 @@ OF_TOOLS = {
     "board": "host port",
     "ls": "columns sort reverse seeds json",
     "plot": "output metrics smooth single",
-    "reproduce": "from to parts seed jobs here updates python record receipts",
+    "reproduce": "from to parts seed digest jobs here updates python record receipts",
     "rm": "yes",
-    "show": "",
+    "show": "digest",
     "verify": "output iterations kills ranks",
 }
 FILES = """
     config.yaml metrics.jsonl validations.jsonl ledger.jsonl worker_0.log vdlrecords.run.log
     checkpoints/step-00000004/model.safetensors checkpoints/step-00000004/optimizer.safetensors
     checkpoints/step-00000004/state.json checkpoints/step-00000004/manifest.json
+    digest.txt
 """.split()
 EMPTY = inspect.Parameter.empty
 BY_PLACE = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -333,10 +334,11 @@ def test_a_run_leaves_these_files_and_keys(
     common = {"event", "time", "iteration"}
     assert common | {"command", "config", "packages", "git"} <= events["start"]
     assert common | {"reason", "exit_code"} <= events["end"]
+    assert common | {"digest"} <= events["digest"]
     capsys.readouterr()
     assert main(["ls", str(tmp_path), "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
-    assert {"name", "state", "iteration", "metrics", "config", "experiment"} <= {*listed}
+    assert {"name", "state", "iteration", "metrics", "config", "experiment", "digest"} <= {*listed}
 
 
 def test_the_page_names_what_is_held_here_and_not_in_a_table_of_another_page() -> None:

@@ -40,6 +40,7 @@ from expbase.checkpoint.named import find_in_run
 from expbase.checkpoint.rank_state import GatheredState
 from expbase.ranks import collectives
 from expbase.record.sources import Code
+from expbase.record.starts_and_ends import DIGEST
 from expbase.state.parts import UPDATED, ParameterKeys, StatefulObjects, Tensors
 
 VALIDATIONS_BYTES = "validations_bytes"  # a fact in the manifest
@@ -342,6 +343,8 @@ class Checkpointer:
         if bad:
             return self._go_on_without(iteration, f"not finite: {bad}.")
         storage.flush_logs(self._directory.parent)  # whose sizes are in `info`
+        with contextlib.suppress(OSError):  # a run that goes on is another one
+            (self._directory.parent / DIGEST).unlink(missing_ok=True)
         try:
             files = copy.state.files()
             self.newest_saved = storage.write(self._directory, iteration, files, copy.info)
@@ -369,12 +372,16 @@ class Checkpointer:
             else:
                 self._logger.info("deleted %s (training.keep_last=%d)", name, keep.keep_last)
 
-    def finish(self, iteration: int, epoch: int) -> None:
-        """Notes that the run has come to its end, and deletes what is not the best any more."""
+    def finish(self) -> None:
+        """Waits for the last checkpoint, and deletes what is not the best any more."""
         self.close()
         if self._rank == 0:
-            self.validations.add_end(iteration, epoch)
             self._prune(self.validations.kept())
+
+    def note_end(self, iteration: int, epoch: int) -> None:
+        """Notes that the run has come to its end."""
+        if self._rank == 0:
+            self.validations.add_end(iteration, epoch)
 
     def restore(self, path: Path) -> list[str]:
         """Restores a checkpoint.

@@ -212,8 +212,8 @@ class Report:
             f"FINISHED already: {position}. To train on, raise {keys}; --fresh starts over."
         )
 
-    def end(self) -> None:
-        """Says how long it took, what is best, and how to see the curves."""
+    def end(self, digest: str) -> None:
+        """Says how long it took, what is best, the digest, and how to see the curves."""
         # Its last line comes before ours, and all ranks wait for it: when one has ended with a code
         # other than 0, paddle's launcher kills the others four seconds later
         # (paddle/distributed/launch/controllers/controller.py, watch).
@@ -223,6 +223,8 @@ class Report:
         for iteration, score in self._checkpointer.validations.best[:1]:
             monitor = self._config.training.monitor
             say("best        %s=%.6g at iteration %d", monitor, score, iteration)
+        if digest:
+            say("digest      %s", digest)
         if not (collectives.rank() or self._start.options.smoke):
             say("curves      python -m expbase board %s", shlex.quote(self._start.output))
 

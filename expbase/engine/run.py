@@ -18,6 +18,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from expbase.base import rng
 from expbase.base.checkpoint_part import Part
 from expbase.base.errors import RuntimeMistake
 from expbase.base.exit_codes import STOPPED, ExitCode, exit_code_of, refuse_early_success
+from expbase.base.files import DAMAGES
 from expbase.base.json_lines import JsonLines
 from expbase.base.processes import end_fork, hears_signals
 from expbase.base.terminal import lasting
@@ -46,6 +48,7 @@ from expbase.data.loaders import (
 from expbase.data.position import DataPosition
 from expbase.data.shared_memory import remove_left_files
 from expbase.data.workers import ReaderThreads, workers_end_with_this
+from expbase.engine import run_digest
 from expbase.engine.evaluation import Evaluation
 from expbase.engine.internals import Internals
 from expbase.engine.loop import Loop
@@ -65,7 +68,7 @@ from expbase.ranks.device import set_device
 from expbase.record import digests, git, logs, provenance, sources
 from expbase.record.metrics import METRICS, MetricLog
 from expbase.record.speed import Stopwatch
-from expbase.record.starts_and_ends import LEDGER, Ledger, flat
+from expbase.record.starts_and_ends import DIGEST, LEDGER, Ledger, flat
 from expbase.record.visualizer import check_visualizer
 from expbase.state.parts import named_parameters
 from expbase.state.sampled_elements import Samples
@@ -80,6 +83,7 @@ class Run:
     """The parts of one start, and its life."""
 
     life = Life.NEW  # RESTORED is set by resume.py
+    digest = ""  # on rank 0, when the run has finished
     rank_watch: Any = None  # a Watch, if there are other ranks
 
     def __init__(self, experiment: Any, start: Start) -> None:
@@ -359,6 +363,8 @@ class Run:
         """Prepares what writes all stacks when nothing moves, and may end the process."""
 
         def progress() -> dict[str, Any]:
+            if self.life is Life.FINISHED:  # a slow disk may take long to read all checkpoints
+                return {"time": time.monotonic()}
             return {
                 "phase": self.evaluation.phase,
                 "iteration": self.loop.iteration,
@@ -446,10 +452,13 @@ class Run:
         self.division.check(found)
         facts = {f"config.{key}": repr(value) for key, value in flatten(start.config).items()}
         facts["self.train_loader"] = f"{self.data.adapter.batches_per_epoch} batches"
-        facts["self.valid_loader"] = f"{num_samples(experiment.valid_loader)} samples"
-        self.ledger.facts["loaders"] = {
-            name: facts[name] for name in facts if name.startswith("self.")
+        samples = {
+            "self.train_loader": self.data.adapter.num_samples,
+            "self.valid_loader": num_samples(experiment.valid_loader),
         }
+        facts["self.valid_loader"] = f"{samples['self.valid_loader']} samples"
+        self.ledger.facts["loaders"] = {name: facts[name] for name in samples}
+        self.ledger.facts["samples"] = samples
         compare_gathered.check_alike({**facts, **found.shapes()})
         self.update.note_ranks()
         self.update.wrappers.note_all()
@@ -477,7 +486,7 @@ class Run:
             else:
                 with self.report.progress(loop.iteration):
                     self._train()
-                self.report.end()
+                self.report.end(self.digest)
                 self._say_how_it_ended()
             self.stop.ignore_second_ctrl_c()  # what is left to do is short, and must be done
         if code := loop.stopped_by.exit_code:  # 0 if nothing stopped it
@@ -502,7 +511,28 @@ class Run:
         loop.end_training(before)
         self._end_training()
         if loop.has_finished:
-            self.checkpointer.finish(loop.iteration, loop.shown_epoch)
+            self._finish()
+
+    def _finish(self) -> None:
+        """Writes what binds the run, and notes that it has come to its end.
+
+        In this order: a start after a kill in between finishes once more.
+        """
+        start = self.start
+        self.checkpointer.finish()
+        self.life = Life.FINISHED
+        if not start.options.smoke:
+            collectives.on_rank_zero(self._write_digest, "the digest of the run")
+        self.checkpointer.note_end(self.loop.iteration, self.loop.shown_epoch)
+
+    def _write_digest(self) -> None:
+        """Writes digest.txt, and notes the digest in the ledger; a failure is told, and no more."""
+        try:
+            self.digest = run_digest.write(self.start.output_dir)
+        except (OSError, layout.CheckpointError, *DAMAGES) as error:
+            self.start.warn(f"{DIGEST}: not written, and the run has no digest: {error}")
+            return
+        self.ledger.write("digest", iteration=self.loop.iteration, digest=self.digest)
 
     def _train_no_more(self) -> None:
         """Does for a run that has finished what surrounds training: on_train_end may load the best.
@@ -563,6 +593,7 @@ class Run:
         start = self.start
         facts: Any = {"ranks": start.world_size, "restart": start.options.restart_reason or None}
         facts |= {"iteration": self.loop.iteration, **self.checkpointer.code.facts()}
+        facts |= {"versions": provenance.versions()}
         self.ledger.write_start(config=flat(start.config), **facts)
 
     def _note_how_it_ended(self) -> None:

@@ -33,7 +33,7 @@ from expbase.config import (
     load_yaml,
 )
 from expbase.record.metrics import METRICS
-from expbase.record.starts_and_ends import LEDGER, open_start, runs_here
+from expbase.record.starts_and_ends import DIGEST, LEDGER, open_start, runs_here
 
 LOCK = ".lock-{rank}"
 
@@ -44,7 +44,7 @@ MAY_CHANGE = {f"training.{key}" for key in get_default_training_config().keys() 
 # What a run writes to beside its checkpoints.
 _FILES = (
     *(CONFIG, METRICS, "validations.jsonl", LEDGER, "vdlrecords.run.log"),
-    *("doctor.json", "worker_*.log", "STOP", LOCK.format(rank="*")),
+    *(DIGEST, "doctor.json", "worker_*.log", "STOP", LOCK.format(rank="*")),
 )
 
 # By which a file system says that it has no locks, and not that it refuses this one.

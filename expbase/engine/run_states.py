@@ -1,7 +1,7 @@
 """Where a run is in its life, and where its loop is: the two state machines, drawn.
 
 Life:  NEW -- setup --> IN_SETUP --> READY -- resume_or_load --> RESTORED
-       RESTORED -- train --> TRAINING --> ENDED
+       RESTORED -- train --> TRAINING --> ENDED; at the end that the config asks for --> FINISHED
        RESTORED -- one that has finished is given again --> TRAINING, without train()
        TRAINING -- a failure --> ENDED, for on_exception and on_train_end
        any of them -- close, or a failure --> CLOSED
@@ -29,6 +29,7 @@ class Life(enum.Enum):
     RESTORED = "its state is restored, or begun"
     TRAINING = "in train()"
     ENDED = "training is over"
+    FINISHED = "it has come to its end, by the config or by stop()"
     CLOSED = "closed"
 
     def need_setup(self, name: str, experiment: object) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import datetime
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-from expbase.base.json_lines import JsonLines
+from expbase.base.json_lines import JsonLines, json_lines
 from expbase.record.meter import Meter
 from expbase.record.visualizer import Visualizer
 
@@ -90,6 +91,21 @@ class MetricLog:
         """Closes the files. May be called twice."""
         self._file.close()
         self._visualizer().end()
+
+
+def metric_lines(run: Path) -> Iterator[dict[str, Any]]:
+    """Yields the lines of a run's metrics.jsonl, as mappings."""
+    for line in json_lines(run / METRICS):
+        if as_metrics(line) is not None:
+            yield line
+
+
+def as_metrics(record: Any) -> dict[str, Any] | None:
+    """Returns a line of metrics.jsonl; None if it is of another kind."""
+    if not isinstance(record, dict) or not isinstance(record.get("iteration"), int):
+        return None
+    has_parts = any(isinstance(value, (dict, list)) for value in record.values())
+    return None if has_parts else record
 
 
 def words(metrics: Mapping[str, Any]) -> str:

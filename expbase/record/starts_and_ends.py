@@ -15,7 +15,8 @@ import json
 import os
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,10 @@ from expbase.base.processes import began
 from expbase.config import flatten
 
 LEDGER = "ledger.jsonl"
+DIGEST = "digest.txt"  # of a run that has finished; engine/run_digest.py says what is in it
 STOP_FILE = "a file named STOP"  # the `reason` of an end that somebody has asked for by it
+
+Facts = Mapping[str, Any]  # the record of a start
 
 
 class Ledger(AppendedFile):
@@ -83,6 +87,62 @@ def runs_here(start: Mapping[str, Any]) -> bool:
         return bool(began(pid) <= start["time"])  # one that began later has its id by chance
     except DAMAGES:
         return False
+
+
+@dataclass
+class Session:
+    """The records of one process of the run in the ledger."""
+
+    start: dict[str, Any] = field(default_factory=dict)  # empty: another rank failed before
+    end: dict[str, Any] = field(default_factory=dict)  # empty: it is running, or was killed
+    digest: str = ""  # of the run, which had finished in it
+
+
+def sessions(path: Path) -> list[Session]:
+    """Returns the starts of a run with their ends, in order; none if it has no ledger."""
+    found: list[Session] = []
+    for record in json_lines(path / LEDGER):
+        if record.get("event") == "start":
+            found.append(Session(record))
+        elif record.get("event") == "data" and found:
+            found[-1].start["first_batch"] = record.get("first_batch")
+        elif record.get("event") == "digest" and found:
+            found[-1].digest = str(record.get("digest"))
+        elif record.get("event") == "end":
+            if not found or found[-1].end:
+                found.append(Session())
+            found[-1].end = record
+    return found
+
+
+def those_that_trained(starts: Sequence[Facts]) -> list[Facts]:
+    """Returns the starts that have trained what a run holds, in order, of all that it noted.
+
+    If several began at the beginning, it is the last one: what the others did was done again.
+    """
+    begin = min(one["iteration"] for one in starts)
+    last = max(number for number, one in enumerate(starts) if one["iteration"] == begin)
+    first = {**starts[last], **_began_from([one for one in starts if one["iteration"] == begin])}
+    return [first, *starts[last + 1 :]]
+
+
+def maker(starts: Sequence[Facts], iteration: int) -> Facts:
+    """Returns the start that has made an iteration: the last one that began before it."""
+    return [start for start in starts if start["iteration"] < iteration][-1]
+
+
+def _began_from(starts: Sequence[Facts]) -> dict[str, Any]:
+    """Returns the fact of what a run began from, by the starts at its beginning.
+
+    The last of them may have gone on from the run's own copy of a state that an earlier one had
+    from another run's checkpoint.
+    """
+    option = "--checkpoint_path"
+    noted = [dict(one["began_from"]) for one in starts if "began_from" in one]
+    if not noted:
+        return {}
+    before = [one for one in noted if option in one] if starts[-1]["resumed"] else []
+    return {"began_from": {option: one[option] for one in before[-1:]} | noted[-1]}
 
 
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:

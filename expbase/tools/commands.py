@@ -19,9 +19,10 @@ from expbase.base.terminal import say
 from expbase.config import ConfigError
 from expbase.record.git import top_of
 from expbase.record.sources import SOURCES
+from expbase.record.starts_and_ends import Facts
 from expbase.tools import command_checks, train_again
 from expbase.tools.child_processes import kill
-from expbase.tools.run_parts import Facts, Leg
+from expbase.tools.run_parts import Leg
 
 _MOST_BYTES = 1 << 28  # of a diff
 _TAIL = 15  # lines of a log that are shown of a command that failed beside others

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from expbase.base.files import regular
-from expbase.record.metrics import METRICS
+from expbase.record.metrics import METRICS, as_metrics
 
 _PIECE = 1 << 17  # bytes that are read at a time, some 400 lines; larger ones take longer
 _SELDOM = ("valid/", "test/")  # how names begin that are searched for to the begin of the file
@@ -63,14 +63,6 @@ def search(run: Path, name: str) -> Line:
         for line in _newest_with(file, os.fstat(file.fileno()).st_size, {ending: fits}):
             return {one: value for one, value in line.items() if fits(one)}
     return {}
-
-
-def as_metrics(record: Any) -> Line | None:
-    """Returns a line of metrics.jsonl; None if it is of another kind."""
-    if not isinstance(record, dict) or not isinstance(record.get("iteration"), int):
-        return None
-    has_parts = any(isinstance(value, (dict, list)) for value in record.values())
-    return None if has_parts else record
 
 
 def _note(newest: Newest, line: Line) -> None:

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from expbase.base.errors import ValueMistake
-from expbase.record.metrics import METRICS
+from expbase.record.metrics import METRICS, metric_lines
 from expbase.tools import add_tool, seeds
-from expbase.tools.runs import RunFacts, find, find_differences, metric_lines, printable, read_run
+from expbase.tools.runs import RunFacts, find, find_differences, printable, read_run
 
 Curve = dict[int, float]  # value by iteration
 Series = Sequence[Mapping[str, Curve]]  # of one run its curves by metric; of several the mean

@@ -17,11 +17,11 @@ from expbase.base.json_lines import json_lines
 from expbase.checkpoint import best, layout, storage
 from expbase.checkpoint.checkpointer import VALIDATIONS_BYTES
 from expbase.config import CONFIG, ConfigError, differences, flatten
+from expbase.engine.compare_runs import iteration_of, logged, what_is_saved
+from expbase.record.starts_and_ends import sessions
 from expbase.tools import train_again
 from expbase.tools.commands import Commands
-from expbase.tools.compare import iteration_of, logged
 from expbase.tools.run_parts import History, Leg, Part
-from expbase.tools.runs import sessions
 
 # The facts of a start that may explain a difference, likely causes first.
 _FACTS = (
@@ -151,7 +151,7 @@ def _saved(history: History, part: Part) -> dict[str, Any]:
     for iteration in history.kept_in(part):
         checkpoint = history.run / layout.FOLDER / layout.name_of(iteration)
         storage.verify(checkpoint)
-        saved[checkpoint.name] = train_again.what_is_saved(checkpoint)
+        saved[checkpoint.name] = what_is_saved(checkpoint)
     return saved
 
 

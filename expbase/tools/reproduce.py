@@ -10,6 +10,9 @@ Give it in the git repository of the run's code, or in a clone. The code is that
 with its changes, in a work tree of its own; what git does not know is linked or copied into it.
 Without git the files of the working directory are taken, if they are the run's. With --here the
 code and the packages of now are taken; what they log in addition is shown.
+
+With --digest, the one that the run has printed at its end, the files must be those that it binds:
+each part begins and ends at a checkpoint that is bound, and the digest draws --parts.
 """
 
 from __future__ import annotations
@@ -20,16 +23,19 @@ import sys
 import tempfile
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from expbase.cli import count, report_user_errors
 from expbase.config import ConfigError
+from expbase.engine import run_digest
 from expbase.tools import add_tool, reproduce_receipts
 from expbase.tools.child_processes import ended_by_signals
 from expbase.tools.commands import Commands
 from expbase.tools.remake_part import Made, make
 from expbase.tools.run_parts import History, Part, history_of
+from expbase.tools.runs import printable
 
 _UNTESTED = 125  # `git bisect run` skips a commit that answers so
 _SHOWN = 40  # numbers that the code of now has logged, and the run had not
@@ -46,6 +52,8 @@ def add_parser(tools: Any) -> None:
     add("--to", dest="last", type=count, metavar="N", help="one part: its last iteration")
     add("--parts", type=count, metavar="K", help="K parts at random")
     add("--seed", type=_from_zero, metavar="N", help="which ones (default: another one each time)")
+    add("--digest", metavar="D", help="first check that the files are those of this digest; with "
+        "--parts it draws them: the same ones for everybody")  # fmt: skip
     add("--jobs", type=count, default=1, metavar="N", help="make N parts at once (default: 1)")
     add("--here", action="store_true", help="with the code and the packages of now")
     add("--updates", action="store_true", help="print what each update has logged, and its samples")
@@ -63,6 +71,11 @@ def _from_zero(text: str) -> int:
 def main(args: argparse.Namespace) -> int:
     with report_user_errors("python -m expbase reproduce"):
         history = history_of(args.run_dir)
+        if args.digest:
+            history, problem = _of_digest(history, args)
+            if problem:
+                print(printable(f"NOT REPRODUCED: {problem}"))
+                return 1
         if args.receipts:
             problem, result = reproduce_receipts.together(history, args.receipts)
             print(result)
@@ -72,11 +85,31 @@ def main(args: argparse.Namespace) -> int:
             made = _make_all(history, parts, args, Path(folder))
     result = _result(history, made, args)
     if args.record:
-        reproduce_receipts.write(args.record, history, made, result)
+        reproduce_receipts.write(args.record, history, made, result, args.digest)
     print(result)
     bad = [one for one in made if one.problem]
     is_untested = args.here and bad and all(one.has_failed for one in bad)
     return _UNTESTED if is_untested else int(bool(bad))
+
+
+def _of_digest(history: History, args: argparse.Namespace) -> tuple[History, str]:
+    """Returns a history with the checkpoints that a digest binds, and why the run is not of it.
+
+    Of the others an author could add and remove some, until the parts that are drawn are easy ones.
+
+    Raises:
+        ConfigError: The text is no digest, or a seed is given beside it.
+        ValueError: The run has no digest.
+    """
+    run_digest.check_form(args.digest)
+    if args.seed is not None:
+        raise ConfigError("--seed: given with --digest, which draws the parts.")
+    problems = run_digest.problems(history.run, args.digest)
+    if problems:
+        more = f" (one of {len(problems)}; `show RUN --digest` names all)" * (len(problems) > 1)
+        return history, f"not the files of digest {args.digest}: {problems[0]}{more}"
+    written = run_digest.read(history.run)
+    return replace(history, kept=[one for one in history.kept if written.binds(one)]), ""
 
 
 def _chosen(history: History, args: argparse.Namespace) -> list[Part]:
@@ -90,9 +123,9 @@ def _chosen(history: History, args: argparse.Namespace) -> list[Part]:
     parts = history.parts()
     if not args.parts or args.parts >= len(parts):
         return parts
-    if args.seed is None:
+    if args.seed is None and not args.digest:
         args.seed = random.SystemRandom().randrange(10**6)
-    return sorted(random.Random(args.seed).sample(parts, args.parts))
+    return sorted(random.Random(args.digest or args.seed).sample(parts, args.parts))
 
 
 def _make_all(
@@ -144,6 +177,9 @@ def _result(history: History, made: list[Made], args: argparse.Namespace) -> str
         result = f"{yes}: {what}, the same bits ({_sizes(made)})"
     if args.seed is not None:
         result += f"; --parts {args.parts} --seed {args.seed} takes these"
+    if args.digest:
+        takes = f", and --parts {args.parts} takes these" * bool(args.parts)
+        result += f"; the files are those of digest {args.digest}{takes}"
     for option, digest in made[0].then.facts.get("began_from", {}).items():
         result += f". It began from {option}, {digest}"
     changed = {key: pair for one in (bad or made) for key, pair in one.changed.items()}

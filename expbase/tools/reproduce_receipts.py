@@ -16,20 +16,22 @@ from typing import Any
 from expbase.base.files import write_single_file
 from expbase.checkpoint import layout
 from expbase.config import ConfigError
-from expbase.tools.compare import iteration_of, logged
+from expbase.engine.compare_runs import iteration_of, logged, what_is_saved
 from expbase.tools.remake_part import Made
 from expbase.tools.run_parts import History, Part
-from expbase.tools.train_again import what_is_saved
 
 
-def write(path: Path, history: History, made: Sequence[Made], result: str) -> None:
-    """Writes the receipt of some parts."""
+def write(
+    path: Path, history: History, made: Sequence[Made], result: str, digest: str | None = None
+) -> None:
+    """Writes the receipt of some parts of the run of a digest, if one was given."""
     first = history.maker(made[0].part.first + 1)
     receipt = {
         "result": result,
         "reproduced": not any(one.problem for one in made),
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "run": str(history.run),
+        "digest": digest,
         "command": first["command"],
         "git": first["git"],
         "parts": [_entry(one) for one in made],

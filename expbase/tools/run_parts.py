@@ -10,17 +10,16 @@ history.legs(part)               # the starts that have trained it, with their c
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from expbase.checkpoint import layout, storage
 from expbase.config import ConfigError, differences
-from expbase.record.starts_and_ends import LEDGER
-from expbase.tools.runs import metric_lines, sessions
+from expbase.record.metrics import metric_lines
+from expbase.record.starts_and_ends import LEDGER, Facts, maker, sessions, those_that_trained
 
-Facts = Mapping[str, Any]  # the record of a start in the ledger
 # What is read of it, with the types of the values.
 _KINDS: dict[str, Any] = {
     "iteration": int,
@@ -113,7 +112,7 @@ class History:
 
     def maker(self, iteration: int) -> Facts:
         """Returns the start that has made an iteration: the last one that began before it."""
-        return [start for start in self.starts if start["iteration"] < iteration][-1]
+        return maker(self.starts, iteration)
 
     def has_changed_at(self, iteration: int) -> bool:
         """Returns whether other code, config or (without shares) ranks have trained from there."""
@@ -138,16 +137,13 @@ def history_of(run: Path) -> History:
         raise ConfigError(f"{run}: holds no run of a script, made by this version of expbase.")
     for number, start in enumerate(starts):
         _check(start, f"{run / LEDGER}: start {number + 1}")
-    # If several starts began at the beginning, the last one: what the others did was done again.
-    begin = min(one["iteration"] for one in starts)
-    last = max(number for number, one in enumerate(starts) if one["iteration"] == begin)
-    first = starts[last] | _began_from([one for one in starts if one["iteration"] == begin])
-    starts = [first, *starts[last + 1 :]]
+    trained = those_that_trained(starts)
+    begin = trained[0]["iteration"]
     checkpoints = layout.listed(run / layout.FOLDER)
     for path in checkpoints:
         storage.check_format_at(path)
     saved = [layout.iteration_of(path) or 0 for path in checkpoints]
-    return History(run, starts, [one for one in saved if one > begin], begin in saved)
+    return History(run, trained, [one for one in saved if one > begin], begin in saved)
 
 
 def _check(start: Facts, place: str) -> None:
@@ -171,17 +167,3 @@ def _check(start: Facts, place: str) -> None:
 def _is_name(value: Any) -> bool:
     """Returns whether a value is the name of a commit or of a diff, or there is none."""
     return value is None or (isinstance(value, str) and bool(re.fullmatch("[0-9a-f]{7,64}", value)))
-
-
-def _began_from(starts: Sequence[Facts]) -> dict[str, Any]:
-    """Returns the fact of what a run began from, by the starts at its beginning.
-
-    The last of them may have gone on from the run's own copy of a state that an earlier one had
-    from another run's checkpoint.
-    """
-    option = "--checkpoint_path"
-    noted = [dict(one["began_from"]) for one in starts if "began_from" in one]
-    if not noted:
-        return {}
-    before = [one for one in noted if option in one] if starts[-1]["resumed"] else []
-    return {"began_from": {option: one[option] for one in before[-1:]} | noted[-1]}

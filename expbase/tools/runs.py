@@ -13,22 +13,29 @@ import contextlib
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from expbase.base.errors import ValueMistake
 from expbase.base.files import DAMAGES, regular
-from expbase.base.json_lines import json_lines
 from expbase.base.terminal import shown
 from expbase.checkpoint import layout
 from expbase.checkpoint.best import best_of
 from expbase.config import CONFIG, load_yaml
 from expbase.engine.run_dir import LOCK, NO_LOCKS, is_run
 from expbase.record.metrics import METRICS
-from expbase.record.starts_and_ends import LEDGER, flat, open_start, runs_here
-from expbase.tools.newest_metrics import as_metrics, read_newest
+from expbase.record.starts_and_ends import (
+    DIGEST,
+    LEDGER,
+    Session,
+    flat,
+    open_start,
+    runs_here,
+    sessions,
+)
+from expbase.tools.newest_metrics import read_newest
 
 _LOCK = LOCK.format(rank=0)
 _OF_RUNS = {CONFIG, LEDGER, _LOCK}
@@ -57,36 +64,6 @@ def find(folder: Path) -> list[Path]:
     return sorted(found)
 
 
-def metric_lines(run: Path) -> Iterator[dict[str, Any]]:
-    """Yields the lines of a run's metrics.jsonl, as mappings."""
-    for line in json_lines(run / METRICS):
-        if as_metrics(line) is not None:
-            yield line
-
-
-@dataclass
-class Session:
-    """The records of one process of the run in the ledger."""
-
-    start: dict[str, Any] = field(default_factory=dict)  # empty: another rank failed before
-    end: dict[str, Any] = field(default_factory=dict)  # empty: it is running, or was killed
-
-
-def sessions(path: Path) -> list[Session]:
-    """Returns the starts of a run with their ends, in order; none if it has no ledger."""
-    found: list[Session] = []
-    for record in json_lines(path / LEDGER):
-        if record.get("event") == "start":
-            found.append(Session(record))
-        elif record.get("event") == "data" and found:
-            found[-1].start["first_batch"] = record.get("first_batch")
-        elif record.get("event") == "end":
-            if not found or found[-1].end:
-                found.append(Session())
-            found[-1].end = record
-    return found
-
-
 @dataclass
 class RunFacts:
     """The facts about a run."""
@@ -108,6 +85,7 @@ class RunFacts:
     experiment: str = ""  # its class; "": unknown
     config: dict[str, Any] = field(default_factory=dict)  # the last start's, by full keys
     sessions: list[Session] = field(default_factory=list)
+    digest: str = ""  # of a run that has finished; "": it has none
 
 
 def read_run(path: Path, name: str) -> RunFacts:
@@ -159,6 +137,8 @@ def _read_progress(run: RunFacts, path: Path) -> None:
 def _read_ledger(run: RunFacts, path: Path) -> None:
     run.state = "lost"
     run.sessions = sessions(path)
+    if (path / DIGEST).is_file():  # else the run goes on, and it is that of before
+        run.digest = next((one.digest for one in reversed(run.sessions) if one.digest), "")
     run.state = _state(run)
     start = next((session.start for session in reversed(run.sessions) if session.start), {})
     run.config = dict(start.get("config", {}))

@@ -1,5 +1,7 @@
 """How a run was made: its starts and ends, and what changed in between. Or a checkpoint's config.
 
+With --digest: whether the files of a run are those that its digest binds, and which one is not.
+
 Reads what the run wrote and changes nothing; the run may be running.
 """
 
@@ -17,9 +19,10 @@ from expbase.base.errors import ValueMistake
 from expbase.base.files import DAMAGES
 from expbase.checkpoint import layout, storage
 from expbase.config import CONFIG, differences
-from expbase.record.starts_and_ends import LEDGER
+from expbase.engine import run_digest
+from expbase.record.starts_and_ends import LEDGER, Session
 from expbase.tools import add_tool
-from expbase.tools.runs import RunFacts, Session, printable, read_run
+from expbase.tools.runs import RunFacts, printable, read_run
 
 _FACTS = (
     *("code", "sources", "host", "device", "processor", "ranks", "python", "git", "config"),
@@ -28,13 +31,17 @@ _FACTS = (
 
 
 def add_parser(tools: Any) -> None:
-    parser = add_tool(tools, main, "0 shown, 1 an error")
+    parser = add_tool(tools, main, "0 shown, and as the digest binds it; 1 not, or an error")
     text = "the output directory of a run; RUN/best, RUN/last, RUN/400: a checkpoint of it"
     parser.add_argument("run_dir", type=Path, metavar="RUN", help=text)
+    text = "check the files of a finished run by its own digest, or by this one, from a paper say"
+    parser.add_argument("--digest", nargs="?", const="", metavar="D", help=text)
 
 
 def main(args: argparse.Namespace) -> int:
     path: Path = args.run_dir
+    if args.digest is not None:
+        return check(path, args.digest)
     if not path.exists() and (path.parent / layout.FOLDER).is_dir():
         from expbase.checkpoint.named import find_named  # here: it imports paddle
 
@@ -48,6 +55,26 @@ def main(args: argparse.Namespace) -> int:
     for line in lines_about(path, read_run(path, str(path))):
         print(printable(line))
     return 0
+
+
+def check(run: Path, digest: str) -> int:
+    """Prints what of a run is not as its digest binds it; returns whether there is anything.
+
+    Args:
+        run: The output directory.
+        digest: The one that it must have; "": the run's own.
+    """
+    if digest:
+        run_digest.check_form(digest)
+    written = run_digest.read(run)
+    problems = run_digest.problems(run, digest)
+    for problem in problems:
+        print(printable(problem))
+    if problems:
+        print(f"NOT the files of digest {digest or written.digest}")
+    else:
+        print(f"digest: {written.digest}, and each of its {len(written.bound)} lines is as bound")
+    return int(bool(problems))
 
 
 def of_checkpoint(path: Path) -> list[str]:
@@ -72,6 +99,8 @@ def lines_about(path: Path, run: RunFacts) -> Iterator[str]:
     yield str(path)
     yield f"state: {run.state}, {run.iteration} iterations{limit}"
     yield f"checkpoints: {len(saved) or 'none'}{newest}"
+    if run.digest:
+        yield f"digest: {run.digest}"
     if run.note:
         yield f"note: {run.note}"
     before: dict[str, Any] = {}
@@ -100,6 +129,8 @@ def _how(session: Session, before: Mapping[str, Any]) -> Iterator[str]:
     """
     if session.end:
         yield "ended: {reason}, exit code {exit_code}".format_map(session.end)
+    if session.digest:
+        yield f"digest: {session.digest}"
     for name in ("restart", "resumed"):
         if session.start.get(name):
             yield f"{name}: {session.start[name]}"

@@ -26,11 +26,11 @@ from typing import Any
 from expbase.checkpoint import layout
 from expbase.cli import adopt_aloud
 from expbase.config import Config, ConfigError
+from expbase.engine.compare_runs import what_is_saved
 from expbase.experiment import ExperimentBase
 from expbase.ranks import collectives
 from expbase.record.sources import Code
 from expbase.tools.child_processes import run_script
-from expbase.tools.compare import files, values
 
 PLAN = "EXPBASE_REPRODUCE"
 
@@ -137,14 +137,6 @@ class Reproduced(ExperimentBase):
                 # float() of a tensor of shape [1] is an error with numpy 2.4.
                 number = value.item() if hasattr(value, "item") else value
                 update.logged.setdefault(name, []).append(float(number))
-
-
-def what_is_saved(checkpoint: Path) -> dict[str, Any]:
-    """Returns what is compared of a checkpoint: checksums of its files, and its values."""
-    saved = files(checkpoint) | values(checkpoint)
-    # One that is made at a stop has none: the to-do list was done before.
-    saved["loop"].pop("todo")
-    return saved
 
 
 def saved_path(output: str | Path) -> Path:

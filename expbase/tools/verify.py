@@ -33,9 +33,9 @@ from expbase.checkpoint import layout
 from expbase.checkpoint.named import find_at
 from expbase.cli import count
 from expbase.config import CONFIG, differences, load_yaml
+from expbase.engine.compare_runs import files, logged, values
 from expbase.tools import add_tool, make_folder, nondeterminism
 from expbase.tools.child_processes import ended_by_signals, kill
-from expbase.tools.compare import files, logged, values
 from expbase.tools.fingerprints import KINDS, PLAN, killed_path, notes_path
 from expbase.tools.repeat_update import FIRST
 

@@ -110,13 +110,14 @@ def test_the_ledger_holds_each_start_and_each_end(tmp_path: Path) -> None:
     assert told == [
         ("start", 0, None, None),
         ("data", 1, None, None),
+        ("digest", 2, None, None),
         ("end", 2, "finished", 0),
         ("start", 2, None, None),
         ("data", 3, None, None),
         ("end", 3, "ZeroDivisionError('the original')", 1),
     ]
-    assert records[3]["resumed"] == "step-00000002"
-    assert records[1]["first_batch"] != records[4]["first_batch"]
+    assert records[4]["resumed"] == "step-00000002"
+    assert records[1]["first_batch"] != records[5]["first_batch"]
 
 
 def test_no_absolute_path_stands_in_the_files_of_a_run(

@@ -442,7 +442,7 @@ def test_a_checkpoint_or_a_model_makes_no_run_anew(tmp_path: Path) -> None:
 
 OWN = (
     *("config.yaml", ".lock-0", "metrics.jsonl", "validations.jsonl", "ledger.jsonl", "STOP"),
-    *("doctor.json", "worker_0.log", "vdlrecords.run.log"),
+    *("digest.txt", "doctor.json", "worker_0.log", "vdlrecords.run.log"),
 )
 
 

@@ -36,7 +36,7 @@ from repository import commit, git
 from expbase.base.files import checksum_of
 from expbase.checkpoint import layout, storage
 from expbase.checkpoint.best import best_of
-from expbase.tools.compare import logged
+from expbase.engine.compare_runs import logged
 
 ROOT = Path(__file__).parents[2]
 AT_ONCE = 2  # cases, as there are cores

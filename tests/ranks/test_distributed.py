@@ -315,7 +315,7 @@ def test_there_is_one_set_of_files_and_a_log_for_each_rank(launched: Path) -> No
     names = {path.name for path in launched.iterdir() if not path.name.startswith((".", "facts"))}
     assert names == {
         "config.yaml", "checkpoints", "metrics.jsonl", "vdlrecords.run.log", "ledger.jsonl",
-        "validations.jsonl", "doctor.json", "sources",
+        "validations.jsonl", "digest.txt", "doctor.json", "sources",
         "worker_0.log", "worker_1.log",
     }  # fmt: skip
     assert list(curve(launched, "train/loss")) == list(range(1, 12))

@@ -237,9 +237,10 @@ def test_the_end_says_how_long_it_took_what_is_best_and_how_to_see_the_curves(
     tmp_path: Path,
 ) -> None:
     trained(Tiny, tmp_path / "a run", monitor="accuracy", max_iteration=4, valid_interval=2)
-    time, best, curves, last = said(tmp_path / "a run")[-4:]
+    time, best, digest, curves, last = said(tmp_path / "a run")[-5:]
     assert re.fullmatch(r"time        [\d.]+ s", time)
     assert re.fullmatch(r"best        accuracy=[\d.]+ at iteration [24]", best)
+    assert re.fullmatch(r"digest      [\da-f]{64}", digest)
     assert curves == f"curves      python -m expbase board '{tmp_path}/a run'"
     assert last.startswith("[4] FINISHED: epoch 1, step-00000004 in ")
 

@@ -12,8 +12,7 @@ from tiny import Tiny, trained
 
 from expbase import Config
 from expbase.base.json_lines import json_lines
-from expbase.record.starts_and_ends import Ledger
-from expbase.tools.runs import Session, sessions
+from expbase.record.starts_and_ends import Ledger, Session, sessions
 
 
 class Failing(Tiny):

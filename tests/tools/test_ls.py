@@ -19,7 +19,8 @@ import pytest
 from tiny import Broken, Dataless, Tiny, make, trained
 
 from expbase.__main__ import main
-from expbase.tools.runs import find, metric_lines, read_run
+from expbase.record.metrics import metric_lines
+from expbase.tools.runs import find, read_run
 from expbase.tools.seeds import mean_text
 
 
@@ -199,7 +200,7 @@ def test_the_commit_and_the_config_are_those_of_the_last_start(
     assert runs["run"]["max_iteration"] == 8
     assert runs["run"]["differs"] == {"training.max_iteration": 8}
     last = run / "ledger.jsonl"
-    first, _, end, start, *_ = map(json.loads, last.read_text().splitlines())
+    first, _, _, end, start, *_ = map(json.loads, last.read_text().splitlines())
     for code, shown in (
         ({"commit": "b2e08ebe439bc01c", "dirty": True}, "b2e08eb*"),
         ({"commit": "b2e08ebe439bc01c", "dirty": False}, "b2e08eb"),

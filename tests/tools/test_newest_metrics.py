@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from expbase.record.metrics import metric_lines
 from expbase.tools import newest_metrics
 from expbase.tools.newest_metrics import Newest, read_newest, search
-from expbase.tools.runs import metric_lines
 
 
 def written(run: Path, *lines: dict[str, Any] | str) -> Path:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from expbase.tools.run_parts import History, Part, _began_from
+from expbase.record.starts_and_ends import _began_from
+from expbase.tools.run_parts import History, Part
 
 P = "--checkpoint_path"
 

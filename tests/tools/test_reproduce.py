@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -22,6 +23,8 @@ from tiny import PYTHONPATH, ledger
 from expbase.__main__ import main
 from expbase.base.processor import processor
 from expbase.checkpoint import layout
+from expbase.engine import run_digest
+from expbase.tools.run_parts import Part
 
 SCRIPT = """
 import nets  # beside it
@@ -279,6 +282,43 @@ def test_some_parts_are_taken_at_random_and_their_receipts_tell_what_is_missing(
     said = reproduced(capfd, "runs/a", "--receipts", "one.json", code=1)
     assert said.startswith(f"NOT REPRODUCED: no receipt of the iterations from {missing} on")
     assert "is no receipt" in reproduced(capfd, "runs/a", "--receipts", "train.py", code=78)
+
+
+@pytest.mark.long
+def test_of_a_digest_all_readers_make_the_same_parts_of_the_files_that_it_binds(
+    copied: Path, capfd: Capture
+) -> None:
+    run = train(copied, "--fresh", "training.keep_every=2", "training.save_interval=1")
+    assert layout.name_of(5) in {path.name for path in (run / "checkpoints").iterdir()}  # not bound
+    digest = run_digest.read(run).digest
+    words = ["runs/a", "--digest", digest]
+    said = reproduced(capfd, *words, "--parts", "1", "--record", "receipt.json", code=0)
+    assert said.endswith(f"; the files are those of digest {digest}, and --parts 1 takes these\n")
+    receipt = json.loads(Path("receipt.json").read_text())
+    assert receipt["digest"] == digest
+    (part,) = receipt["parts"]
+    made = Part(part["first"], part["last"])
+    bound = [Part(0, 2), Part(2, 4), Part(4, 6), Part(6, 7)]
+    assert [made] == random.Random(digest).sample(bound, 1)  # by nobody's choice
+    said = reproduced(capfd, *words, "--from", "5", code=78)
+    assert said.endswith("expected one of 0, 2, 4, 6, 7.")
+    assert "--seed: given with --digest" in reproduced(capfd, *words, "--seed", "1", code=78)
+    assert "expected the 64 digits" in reproduced(capfd, "runs/a", "--digest", "1f", code=78)
+
+    # A checkpoint that is not bound would make other parts.
+    shutil.copytree(run / "checkpoints/step-00000004", run / "checkpoints/step-00000003")
+    said = reproduced(capfd, *words, code=1)
+    assert said.startswith(f"NOT REPRODUCED: not the files of digest {digest}: checkpoint step-")
+    assert "step-00000003 model.safetensors: here, and not in digest.txt (one of 3; `show" in said
+    shutil.rmtree(run / "checkpoints/step-00000003")
+    other = "0" * 64
+    said = reproduced(capfd, "runs/a", "--digest", other, "--receipts", "receipt.json", code=1)
+    assert (
+        said == f"NOT REPRODUCED: not the files of digest {other}: digest.txt: another one, "
+        f"whose digest is {digest}\n"
+    )
+    (run / "digest.txt").unlink()
+    assert "holds no digest.txt; expected that" in reproduced(capfd, *words, code=78)
 
 
 # --- by the code of now ----------------------------------------------------------------------

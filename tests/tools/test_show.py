@@ -19,8 +19,8 @@ from tiny import TESTS, Tiny, ledger, make, trained
 from expbase.__main__ import main
 from expbase.checkpoint import storage
 from expbase.record import provenance
-from expbase.record.starts_and_ends import flat
-from expbase.tools.runs import RunFacts, Session
+from expbase.record.starts_and_ends import Session, flat
+from expbase.tools.runs import RunFacts
 from expbase.tools.show import lines_about
 
 SCRIPT = """
@@ -109,7 +109,7 @@ def test_a_run_and_what_changed_between_its_sessions_is_shown(run: Path, capsys:
     plain = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d, \d:\d\d:\d\d", "WHEN", body)
     head, *sections = plain.split("\n\n")
     assert head.startswith("state: finished, 4 iterations of 4\n")
-    assert head.endswith("\ncheckpoints: 4, the newest step-00000004")
+    assert head.split("\n")[1] == "checkpoints: 4, the newest step-00000004"
     assert [section.splitlines()[0] for section in sections] == [
         "session 1 of 2: WHEN, iterations 0 to 2",
         "session 2 of 2: WHEN, iterations 2 to 4",
@@ -273,3 +273,47 @@ def test_a_record_with_something_else_in_it_is_a_line_and_the_rest_is_shown(
         assert told == ("packages" not in damage), damage
         assert main(["ls", str(folder)]) == 0, damage
         assert main(["ls", "--json", str(folder)]) == 0, damage
+
+
+# --- the digest ----------------------------------------------------------------------------------
+
+
+def test_show_checks_the_files_of_a_run_by_its_digest_or_by_one_that_is_given(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    run = tmp_path / "run"
+    trained(Tiny, run, max_iteration=2)
+    text = shown(run, capsys)
+    (digest,) = {line[8:] for line in text.splitlines() if line.startswith("digest: ")}
+    assert text.count(digest) == 2  # of the run, and of the session in which it has finished
+    assert json.loads(listed(run, capsys))["digest"] == digest
+    for words in ([], [digest]):
+        said = shown(run, capsys, "--digest", *words)
+        assert re.fullmatch(rf"digest: {digest}, and each of its \d+ lines is as bound\n", said)
+    assert main(["show", str(run), "--digest", other := "0" * 64]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"digest.txt: another one, whose digest is {digest}"
+    assert lines[1:] == [f"NOT the files of digest {other}"]
+    (run / "metrics.jsonl").write_text("")
+    assert main(["show", str(run), "--digest"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "metrics.jsonl train/loss: not here"
+    assert lines[-1] == f"NOT the files of digest {digest}"
+    text = (run / "digest.txt").read_text()
+    (run / "digest.txt").write_text(text.replace("config ", "config\x1b[2J "))  # it clears a screen
+    assert main(["show", str(run), "--digest"]) == 1
+    assert "config\\x1b[2J: not here" in capsys.readouterr().out
+    said = refused(run, capsys, "--digest", digest[:8])
+    assert (
+        f"--digest: '{digest[:8]}' given; expected the 64 digits that the run has printed" in said
+    )
+    (run / "digest.txt").unlink()
+    assert "run: holds no digest.txt; expected that of a run" in refused(run, capsys, "--digest")
+    assert json.loads(listed(run, capsys))["digest"] == ""
+    assert "digest: " not in shown(run, capsys).partition("session 1")[0]
+
+
+def listed(run: Path, capsys: Capture) -> str:
+    capsys.readouterr()
+    assert main(["ls", str(run), "--json"]) == 0
+    return capsys.readouterr().out
