@@ -36,6 +36,7 @@ from expbase.ranks import collectives
 
 # Where Slurm and MPI tell a process how many there are. Paddle does not look.
 _SIZES = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
+_METHODS = {name for name in dir(Config) if not name.startswith("_")}
 _LITTLE_ROOM = 256  # MB in shared memory; docker gives 64
 
 
@@ -86,6 +87,17 @@ def changed_by_its_file(experiment: type, config: Config) -> Iterator[str]:
             "--export and --config RUN/config.yaml; expected a default of the same type in "
             "default_config."
         )
+
+
+def keys_that_are_methods(config: Config) -> Iterator[str]:
+    """Yields the keys that an attribute does not read, since each dict has a method of that name."""
+    for path in flatten(config):
+        *sections, key = path.split(".")
+        if key in _METHODS:
+            yield (
+                f"config.{path} is a method of each section, as of each dict, and not your value; "
+                f"expected config{''.join(f'.{one}' for one in sections)}[{key!r}], or another name."
+            )
 
 
 def misnamed_loaders(experiment: Any) -> Iterator[str]:

@@ -17,6 +17,7 @@ from expbase.checkpoint import layout
 from expbase.checkpoint.compare_rank_weights import Difference
 from expbase.doctor.before_training import (
     changed_by_its_file,
+    keys_that_are_methods,
     likely_mistakes,
     loaders_nobody_reads,
     methods_nobody_calls,
@@ -44,7 +45,8 @@ def visit(experiment: Any, internals: Internals) -> None:
         mistakes = likely_mistakes(experiment.config.training, experiment.train_loader)
         names = *misnamed_loaders(experiment), *methods_nobody_calls(type(experiment))
         edited = edited_files(internals.code, type(experiment))
-        for text in (*names, *loaders_nobody_reads(experiment), *mistakes, *edited):
+        names += *loaders_nobody_reads(experiment), *keys_that_are_methods(experiment.config)
+        for text in (*names, *mistakes, *edited):
             warn(text)
         if experiment.rank == 0 and not layout.listed(experiment.checkpoint_dir):  # it begins
             for text in changed_by_its_file(users_class(type(experiment)), experiment.config):

@@ -14,7 +14,7 @@ import paddle
 from expbase.base.error_text import users_line
 from expbase.base.errors import add_note
 from expbase.checkpoint.layout import NonFiniteError
-from expbase.doctor.before_training import misnamed_loaders
+from expbase.doctor.before_training import keys_that_are_methods, misnamed_loaders
 from expbase.engine.internals import Internals
 from expbase.engine.run_states import Life
 from expbase.state.optimizers import innermost
@@ -26,7 +26,7 @@ def add_notes(experiment: Any, internals: Internals, error: BaseException) -> No
     _explain_schedule(error)
     if internals.life is Life.IN_SETUP:
         _explain_missing_model(experiment, error)
-        for text in misnamed_loaders(experiment):
+        for text in (*misnamed_loaders(experiment), *keys_that_are_methods(experiment.config)):
             add_note(error, text)
     elif internals.life is Life.TRAINING and internals.phase == "train":
         _explain_memory(error)

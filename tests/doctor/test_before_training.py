@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
 import traceback
@@ -106,6 +107,28 @@ def test_it_is_told_when_the_run_begins_and_not_when_it_goes_on(tmp_path: Path) 
         exp.run()
     log = (tmp_path / "run/worker_0.log").read_text()
     assert log.count("config.yaml does not give back 1 of 27 values as they are now: ") == 1
+
+
+def test_a_key_that_is_read_as_a_method_is_named_before_training_and_where_setup_fails(
+    tmp_path: Path,
+) -> None:
+    told = "config.rate.values is a method of each section, as of each dict, and not your value; "
+    told += "expected config.rate['values'], or another name."
+    config = training_config(max_iteration=2)
+    config.rate = Config({"values": [0.1, 0.01], "value": 1})
+
+    class Wants(Tiny):
+        def setup_model(self) -> None:
+            super().setup_model()
+            len(self.config.rate.values)
+
+    for kind, is_wrong in ((Tiny, False), (Wants, True)):
+        path = tmp_path / kind.__name__
+        exp = kind(config.clone(), SimpleNamespace(output=str(path), device=DEVICE))
+        with pytest.raises(TypeError) if is_wrong else contextlib.nullcontext():
+            exp.setup()
+            exp.run()
+        assert (path / "worker_0.log").read_text().count(told) == 1
 
 
 def test_a_loader_of_almost_the_name_that_is_read_is_told(tmp_path: Path) -> None:
