@@ -90,13 +90,14 @@ def changed_by_its_file(experiment: type, config: Config) -> Iterator[str]:
 
 
 def keys_that_are_methods(config: Config) -> Iterator[str]:
-    """Yields the keys that an attribute does not read, since each dict has a method of that name."""
+    """Yields the keys that are read as a method, since each dict has one of that name."""
     for path in flatten(config):
         *sections, key = path.split(".")
         if key in _METHODS:
+            section = ".".join(["config", *sections])
             yield (
                 f"config.{path} is a method of each section, as of each dict, and not your value; "
-                f"expected config{''.join(f'.{one}' for one in sections)}[{key!r}], or another name."
+                f"expected {section}[{key!r}], or another name."
             )
 
 
