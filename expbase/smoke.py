@@ -135,7 +135,8 @@ class Smoke(ExperimentBase):
             raise ConfigError(f"--smoke: made no update; training ended at {self.iteration}.")
         seen = self.smoke_seen
         assert seen is not None  # since the first update
-        if self.smoke_updates >= UPDATES + MORE_UPDATES and seen.is_missing:
+        # Also if early stopping has ended it before: without a step no metric becomes better.
+        if seen.is_missing and self.end_reason.startswith("stopped"):
             raise RuntimeMistake(
                 f"--smoke: in {self.smoke_updates} updates no parameter has changed, though there "
                 f"were gradients, and a learning rate of {seen.rate:g}; expected "

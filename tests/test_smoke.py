@@ -12,6 +12,7 @@ import pytest
 from tiny import DEVICE, Tiny, run_script
 
 from expbase import main, on
+from expbase.extras.mixins import EarlyStopping
 
 ALWAYS = ["--smoke", "--device", DEVICE]
 
@@ -240,6 +241,14 @@ def test_it_goes_on_until_a_parameter_has_changed(
     assert "WARNING" not in shown.err
     main(type("AtZero", (Late,), {"rates": (0.0, 0.0)}), argv=ALWAYS)
     assert "passed: 52 updates, no parameter changed, val" in capfd.readouterr().out
+
+
+def test_a_missing_step_fails_also_where_early_stopping_ends_the_trial(temporary: Path) -> None:
+    class Stopped(EarlyStopping, Stepless): ...
+
+    words = [*ALWAYS, "training.monitor=accuracy", "early_stopping.patience=1"]
+    with pytest.raises(RuntimeError, match="--smoke: in 4 updates no parameter has changed, th"):
+        main(Stopped, argv=words)
 
 
 @pytest.mark.parametrize("advice", [[], pytest.param(["--no_advice"], marks=pytest.mark.long)])

@@ -23,7 +23,7 @@ from expbase.state.parts import parameters_of
 
 def add_notes(experiment: Any, internals: Internals, error: BaseException) -> None:
     """Adds what explains an error, if anything here does."""
-    _explain_schedule(error)
+    _explain_schedule(experiment, error)
     if internals.life is Life.IN_SETUP:
         _explain_missing_model(experiment, error)
         for text in (*misnamed_loaders(experiment), *keys_that_are_methods(experiment.config)):
@@ -52,7 +52,7 @@ def _explain_missing_model(experiment: Any, error: BaseException) -> None:
         )
 
 
-def _explain_schedule(error: BaseException) -> None:
+def _explain_schedule(experiment: Any, error: BaseException) -> None:
     """Adds to what paddle's schedules raise of a length what it may come from."""
     if isinstance(error, AssertionError) and re.search(
         "'[A-Za-z_]+' must be a positive", str(error)
@@ -61,7 +61,8 @@ def _explain_schedule(error: BaseException) -> None:
             error,
             "A schedule of the learning rate is given a length that is no positive number: the "
             "run is shorter than its warm-up, or training.max_iteration is 0, since max_epoch "
-            "ends the run. Expected a shorter warm-up or a longer run, or self.total_iterations.",
+            f"ends the run. self.total_iterations is {experiment.total_iterations} here. Expected "
+            "a shorter warm-up or a longer run.",
         )
 
 

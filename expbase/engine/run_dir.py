@@ -238,8 +238,8 @@ class RunDirectory:
             return f"Give {others}"
         file = shlex.quote(str(self._config))
         return (
-            f"To go on with the run's own values, give --config {file} as the last --config, and "
-            f"none of these keys; else {others}"
+            f"To go on with the run's own values, give --config {file} as the last --config, "
+            f"without these keys on the command line; else {others}"
         )
 
     def move_aside(self) -> Path | None:

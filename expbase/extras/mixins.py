@@ -124,7 +124,8 @@ class EarlyStopping(ExperimentBase):
             reached = "never finite" if best is None else f"{best:.6g} at best"
             self.stop(
                 f"early stopping: {self.config.training.monitor} was {reached}, and not better in "
-                f"the last {failures} validations (early_stopping.patience=0 and --force train on)",
+                f"the last {failures} validations (to train on: --force "
+                f"early_stopping.patience={2 * failures}, or 0: never stop)",
                 on_all_ranks=True,
             )
 

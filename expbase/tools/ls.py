@@ -191,7 +191,8 @@ def _values(run: RunFacts) -> dict[str, Any]:
     """Returns the values of all columns; `accuracy` is that of `valid`, else of `train`."""
     short = {name.partition("/")[2]: value for name, value in sorted(run.metrics.items())}
     columns = {name: vars(run).get(name) for name in _COLUMNS}
-    return {**short, **run.metrics, **run.config, **columns, "run": run.name}
+    # `name` is its name in --json.
+    return {**short, **run.metrics, **run.config, **columns, "run": run.name, "name": run.name}
 
 
 def _sort_key(row: Row, name: str) -> tuple[int, Any]:

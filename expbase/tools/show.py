@@ -139,7 +139,8 @@ def _how(session: Session, before: Mapping[str, Any]) -> Iterator[str]:
     if facts := _facts(session):
         yield f"command: {shlex.join(['python', *(session.start.get('command') or ())])}"
         for key, (old, new) in differences(before or _unsaid(facts), facts).items():
-            yield f"{key}: {new}" if old is None else f"{key}: {old} → {new}"
+            now = "not there" if new is None else new
+            yield f"{key}: {now}" if old is None else f"{key}: {old} → {now}"
 
 
 def _unsaid(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -217,3 +217,4 @@ def test_a_warm_up_that_is_longer_than_the_run_says_what_to_do(tmp_path: Path) -
         make(WarmUp, tmp_path / "run").setup()
     said = "".join(traceback.format_exception(caught.value))
     assert "the run is shorter than its warm-up, or training.max_iteration is 0" in said
+    assert "self.total_iterations is 6 here." in said

@@ -20,7 +20,7 @@ from tiny import PYTHONPATH, TESTS, Helped, Tiny, ledger, metrics, trained
 from expbase.checkpoint import layout
 from expbase.engine import run_digest
 from expbase.ranks import hang
-from expbase.record import git
+from expbase.record import git, sources
 from expbase.record.starts_and_ends import sessions
 
 KEPT = {"monitor": "accuracy", "keep_every": 1, "keep_last": 2, "max_iteration": 8}
@@ -74,7 +74,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that has finished, of two starts with other configs."""
     run = tmp_path_factory.mktemp("finished") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(git, "top_of", lambda folder: None)  # so that it keeps its sources
+        # So that it keeps its sources: these are all tests that the process has loaded.
+        patch.setattr(git, "top_of", lambda folder: None)
+        patch.setattr(sources, "_MOST_BYTES", 1 << 30)
         trained(Fragile, run, **KEPT | {"max_iteration": 4})
         trained(Fragile, run, {"force": True}, **KEPT | {"accumulation_steps": 2})
     return run
