@@ -191,8 +191,9 @@ def _values(run: RunFacts) -> dict[str, Any]:
     """Returns the values of all columns; `accuracy` is that of `valid`, else of `train`."""
     short = {name.partition("/")[2]: value for name, value in sorted(run.metrics.items())}
     columns = {name: vars(run).get(name) for name in _COLUMNS}
-    # `name` is its name in --json.
-    return {**short, **run.metrics, **run.config, **columns, "run": run.name, "name": run.name}
+    # `run` is called `name` in --json; a metric or a key of this name comes first.
+    named = {"name": run.name, **short, **run.metrics, **run.config}
+    return {**named, **columns, "run": run.name}
 
 
 def _sort_key(row: Row, name: str) -> tuple[int, Any]:
