@@ -402,6 +402,12 @@ def test_workers_send_arrays_in_the_place_of_tensors_of_which_they_would_die(dat
     assert drawn(adapted(with_workers)) == drawn(adapted(DataLoader(dataset, batch_size=2)))
 
 
+def test_workers_read_tensors_of_the_cpu_that_the_data_set_held_before_the_fork() -> None:
+    data = TensorDataset([paddle.arange(8).reshape([4, 2])])
+    with_workers = DataLoader(data, batch_size=2, num_workers=2)
+    assert drawn(adapted(with_workers)) == [[[[0, 1], [2, 3]]], [[[4, 5], [6, 7]]]]
+
+
 def test_a_tensor_of_bfloat16_in_a_worker_is_an_error() -> None:
     batches = adapted(DataLoader(OfTensors("bfloat16"), batch_size=2, num_workers=1)).open(1)
     with pytest.raises(TypeError, match="a tensor of bfloat16 in a worker of a DataLoader"):

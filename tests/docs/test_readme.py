@@ -319,7 +319,7 @@ def test_the_first_experiment_goes_as_its_page_says(
     plain, script, methods, whole = blocks("first", "python")
     saved, continued, finished, mistake, refused, tested = blocks("first", "text")
     words = [command for command in commands("first") if command != ["plain.py"]]
-    smoke, first, again, longer, *others, last = words
+    smoke, first, again, proof, longer, *others, last = words
     assert (first, longer) == (again, [*first, "training.max_iteration=12000"])
     shorter = [
         "training.max_iteration=25",
@@ -339,6 +339,7 @@ def test_the_first_experiment_goes_as_its_page_says(
     shutil.rmtree("runs/first/checkpoints/step-00000025")  # as if it had been killed at 24
     run_here("train.py", [*again[1:], *shorter], monkeypatch)
     expect(continued, capsys)
+    do(proof, monkeypatch)
     run_here("train.py", [*again[1:], *shorter], monkeypatch)
     expect(finished, capsys)
     with pytest.raises(SystemExit) as error:
