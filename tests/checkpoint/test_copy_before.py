@@ -316,6 +316,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_a_validation_that_hangs_loses_nothing_when_it_is_ended(tmp_path: Path) -> None:
     script = tmp_path / "hanging.py"
     script.write_text(HANGING)

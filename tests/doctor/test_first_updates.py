@@ -60,8 +60,9 @@ class Counted:
 
 @pytest.mark.parametrize(
     ("length", "training", "is_told"),
-    [(40, {}, True), (10, {}, False), (40, {"skip_updates": [2]}, False),
-     (10, {"accumulation_steps": 4}, False)],
+    [(40, {}, True), (10, {}, False),
+     pytest.param(40, {"skip_updates": [2]}, False, marks=pytest.mark.long),
+     pytest.param(10, {"accumulation_steps": 4}, False, marks=pytest.mark.long)],
 )  # fmt: skip
 def test_a_length_that_does_not_count_the_batches_is_told_once(
     tmp_path: Path, length: int, training: dict[str, Any], is_told: bool

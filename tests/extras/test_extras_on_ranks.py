@@ -77,6 +77,7 @@ def test_early_stopping_ends_all_ranks_at_the_same_iteration(launched: Path) -> 
     assert one == two == [4, 2]
 
 
+@pytest.mark.long
 def test_the_ranks_draw_the_same_heads_and_are_continued(launched: Path) -> None:
     (whole, parts), others = found(launched, "drawn")
     assert [whole, parts] == others
@@ -86,11 +87,13 @@ def test_the_ranks_draw_the_same_heads_and_are_continued(launched: Path) -> None
     assert "differ between the ranks" not in (launched / "whole/worker_0.log").read_text()
 
 
+@pytest.mark.long
 def test_the_results_of_predict_head_are_those_of_all_ranks(launched: Path) -> None:
     assert found(launched, "predicted") == [24, 24]
     assert len((launched / "whole/one.predict.jsonl").read_text().splitlines()) == 24
 
 
+@pytest.mark.long
 def test_runs_from_yaml_run_on_ranks_that_others_have_started(launched: Path) -> None:
     log = (launched / "runs/first/worker_1.log").read_text()
     assert log.count("stage startup: ") == log.count("[4] FINISHED") == 1

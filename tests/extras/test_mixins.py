@@ -232,7 +232,8 @@ class Otherwise(Scored):
     ("changed", "by", "end"),
     [
         ({"monitor": "valid/other"}, "max other", 12),  # its patience has run out, at 4
-        ({"monitor_mode": "min"}, "min score", 3),  # it is counting
+        # It is counting.
+        pytest.param({"monitor_mode": "min"}, "min score", 3, marks=pytest.mark.long),
     ],
 )
 def test_with_another_metric_or_mode_it_counts_anew(

@@ -1080,7 +1080,7 @@ class Steps:
         self.count -= 1
 
 
-@pytest.mark.parametrize("size", [9_999, 10_001])
+@pytest.mark.parametrize("size", [pytest.param(9_999, marks=pytest.mark.long), 10_001])
 def test_one_item_of_many_is_seen(size: int) -> None:
     """Also in the middle, and of what stands in what is long."""
 

@@ -369,6 +369,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_a_state_that_is_not_saved_is_no_script_that_does_not_repeat_itself(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
