@@ -195,6 +195,8 @@ def _causes(
     if facts["own_operators"] and in_update:
         names = ", ".join(facts["own_operators"])
         yield f"operators of yours, which may add in another order each time: {names}"
+    if place is not None and place.kind == BATCH and not is_within:
+        yield "a split of the data that setup draws without a seed (default_rng().permutation(n))"
     yield "the time; numbers of the system (os.urandom, a generator without a seed)"
     if place is None or not is_within:
         yield "the order of a set (PYTHONHASHSEED=0 fixes it), or of files that nobody has sorted"

@@ -245,11 +245,18 @@ def test_the_first_step_that_differs_between_two_processes_is_named() -> None:
 
 
 def test_what_data_set_and_sampler_give_when_they_are_asked_twice_is_named() -> None:
-    def said(kind: str, **facts: Any) -> str:
+    def lines(kind: str, **facts: Any) -> list[str]:
         other = a_process(**facts)
         for step in other[1, 0]["traces"][0]["steps"]:
             step[2] = "2" if step[0] == kind else "1"
-        return next(where([a_process(), other]))
+        return [*where([a_process(), other])]
+
+    def said(kind: str, **facts: Any) -> str:
+        return lines(kind, **facts)[0]
+
+    split = "causes to look at: a split of the data that setup draws without a seed"
+    assert lines("batch", samples={"3": ["c", "c"]})[1].startswith(split)
+    assert split not in lines("batch", samples={"3": ["a", "c"]})[1]
 
     assert said("batch", samples={"3": ["a", "c"]}).endswith(
         "Words.__getitem__(3) differs when it is called twice in one process."
