@@ -50,7 +50,10 @@ _IN_NUMPY = {"bfloat16": "int16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint
 _WORDS = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}  # by the bytes of an element
 _MOST_AXES = 64  # NPY_MAXDIMS of numpy's ndarraytypes.h; paddle's limit is lower
 LABELS = {dtype: label for label, dtype in _TYPES.items()}
-ITEM_SIZES = {dtype: np.dtype(_IN_NUMPY.get(dtype, dtype)).itemsize for dtype in LABELS}
+# Of all types; complex128 has no name in a file, and a value of it is written as bytes.
+ITEM_SIZES = {
+    dtype: np.dtype(_IN_NUMPY.get(dtype, dtype)).itemsize for dtype in (*LABELS, "complex128")
+}
 
 
 class TensorFileError(Mistake, ValueError):

@@ -178,7 +178,7 @@ def test_arrays_have_the_same_bits_in_the_same_order_of_axes() -> None:
 def test_tensors_have_the_same_bits() -> None:
     for dtype in (
         "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8",
-        "bool", "complex64",
+        "bool", "complex64", "complex128",
     ):  # fmt: skip
         one = paddle.to_tensor([[1.0, 0.0], [3.0, 0.5]]).astype(dtype)
         for value in (one, one[0, 0], paddle.zeros([0, 2], dtype)):
