@@ -53,7 +53,7 @@ CONFIG = """
 strict = True
 [mypy-numpy.*,paddle.*,rich.*]
 follow_imports = skip
-[mypy-boto3,optuna.*,sklearn.*,tensorboardX,wandb]
+[mypy-boto3,optuna.*,pandas.*,sklearn.*,tensorboardX,wandb]
 ignore_missing_imports = True
 """
 UNTYPED = (

@@ -58,7 +58,7 @@ class Tokens(ExperimentBase):
         self.log(loss=loss)
 
     def valid(self):
-        loss = count = 0
+        loss, count = 0.0, 0
         for tokens, labels in self.valid_batches():
             loss += float(self.loss_sum(tokens, labels))
             count += int((labels != PAD).sum())

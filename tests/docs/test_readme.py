@@ -297,7 +297,7 @@ def test_the_checks_before_a_long_run_say_what_the_pages_show(
 ) -> None:  # fmt: skip
     monkeypatch.chdir(shutil.copytree(workspace, tmp_path / "workspace"))
     smoke, verify, *_ = commands("running")
-    said = run_script(Path("train.py"), *smoke[1:], "--device=cpu").stdout.splitlines()
+    said = run_script(Path("train.py").resolve(), *smoke[1:], "--device=cpu").stdout.splitlines()
     capsys.readouterr()
     assert __main__.main([*verify[2:], "--kills", "1"]) == 0  # of two values the last one counts
     said += capsys.readouterr().out.replace("1 kills", "6 kills").splitlines()[-1:]
