@@ -32,7 +32,7 @@ _OF_SDIST = "PKG-INFO SOURCES.txt dependency_links.txt requires.txt top_level.tx
 # A README in another language may come; nothing else does without a thought.
 _BESIDE = {
     "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "PKG-INFO",
-    "README.md", "README.zh-CN.md", "pyproject.toml", "setup.cfg",
+    "README.md", "README.zh-CN.md", "SECURITY.md", "pyproject.toml", "setup.cfg",
 }  # fmt: skip
 _METADATA = ("Author", "Keywords", "License", "License-File", "Requires-Python", "Summary")
 
