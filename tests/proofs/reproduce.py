@@ -575,7 +575,7 @@ def plants(part_of_sample: tuple[int, int]) -> dict[str, Plant]:
         "nothing, --here": Plant(nothing, [], "", words=HERE),
         "version": Plant(version, PARTS, at_once, "packages.measured"),
         "version, --here": Plant(version, PARTS, at_once, "packages.measured", HERE),
-        "threads": Plant(nothing, PARTS, "differs: ", "environment.OMP_NUM_THREADS", threads="2"),
+        "threads": Plant(nothing, PARTS, "differs: ", "processor.threads", threads="2"),
     }
     return found
 
