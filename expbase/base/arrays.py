@@ -27,6 +27,7 @@ import paddle
 from paddle.base import core
 
 from expbase.base.errors import Mistake
+from expbase.base.read_limits import MOST_AXES
 
 _TYPES = {  # paddle's name, by the name in a file
     "F64": "float64",
@@ -48,12 +49,7 @@ _TYPES = {  # paddle's name, by the name in a file
 # (3.0.0, 3.1.0): paddle/tensor/manipulation.py, view.
 _IN_NUMPY = {"bfloat16": "int16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
 _WORDS = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}  # by the bytes of an element
-_MOST_AXES = 64  # NPY_MAXDIMS of numpy's ndarraytypes.h; paddle's limit is lower
 LABELS = {dtype: label for label, dtype in _TYPES.items()}
-# Of all types; complex128 has no name in a file, and a value of it is written as bytes.
-ITEM_SIZES = {
-    dtype: np.dtype(_IN_NUMPY.get(dtype, dtype)).itemsize for dtype in (*LABELS, "complex128")
-}
 
 
 class TensorFileError(Mistake, ValueError):
@@ -294,6 +290,10 @@ def _item_size(dtype: str) -> int:
     return np.dtype(_IN_NUMPY.get(dtype, dtype)).itemsize
 
 
+# Of all types; complex128 has no name in a file, and a value of it is written as bytes.
+ITEM_SIZES = {dtype: _item_size(dtype) for dtype in (*LABELS, "complex128")}
+
+
 def describe(tensor: Any) -> str:
     """Returns type and shape for a message: `float32 [3, 2]`."""
     return f"{dtype_name(tensor)} [{', '.join(map(str, tensor.shape))}]"
@@ -350,7 +350,7 @@ def parse(content: Any) -> dict[str, Array]:
         for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
             dtype = _TYPES[entry["dtype"]]
             shape = tuple(entry["shape"])
-            if len(shape) > _MOST_AXES or max(shape, default=0) >= 1 << 63:  # slow to multiply
+            if len(shape) > MOST_AXES or max(shape, default=0) >= 1 << 63:  # slow to multiply
                 raise ValueError(f"{name:.80} has no shape that a tensor can have")
             start = end
             end += math.prod(shape) * _item_size(dtype)

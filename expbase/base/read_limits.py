@@ -21,7 +21,7 @@ from expbase.base.errors import ValueMistake
 
 _MOST_EXPONENT = 10**6  # of a decimal
 _MOST_BITS = 4096  # of a number that is taken apart bit by bit
-_MOST_AXES = 64  # NPY_MAXDIMS of numpy's ndarraytypes.h; paddle's limit is lower
+MOST_AXES = 64  # NPY_MAXDIMS of numpy's ndarraytypes.h; paddle's limit is lower
 _MOST_EMPTY = 1 << 20  # items without a byte in a file
 _WORD = 1 << 63
 
@@ -57,7 +57,7 @@ def bits(value: Any) -> Any:
 
 def sized(shape: Sequence[int], item_size: int, num_bytes: int) -> Sequence[int]:
     """Returns a shape that needs just the bytes that are there."""
-    fits = len(shape) <= _MOST_AXES and min(map(word, shape), default=0) >= 0
+    fits = len(shape) <= MOST_AXES and min(map(word, shape), default=0) >= 0
     if not fits or math.prod(shape) * item_size != num_bytes:
         raise ValueMistake(f"the shape {shape!s:.80} does not fit {num_bytes} bytes.")
     return shape
