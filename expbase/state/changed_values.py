@@ -451,8 +451,10 @@ class Values(Part):
                 self._reach.spot(path).put(value)
             elif path not in anew:
                 # On one process nothing is wrapped, so a checkpoint of it names the layer alone.
-                is_wrapped = unwrap(there := nodes[name].places().get(key)) is not there
-                nodes[name].put(key, names.wrapper_of(value) if is_wrapped else value)
+                if (wrapper := names.wrapper_of(value)) is not value:
+                    there = nodes[name].places().get(key)
+                    value = value if unwrap(there) is there else wrapper
+                nodes[name].put(key, value)
         for name, key in state[_DELETED]:
             is_out = self._reach.is_left_out(f"{name}.{key}".lstrip("."))
             if name in nodes and nodes[name].may_have(key) and not is_out:
