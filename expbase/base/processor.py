@@ -31,10 +31,12 @@ def processor() -> dict[str, Any]:
     What the system does not tell is an empty text.
     """
     known: dict[str, str] = {}
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+    with contextlib.suppress(OSError), Path("/proc/cpuinfo").open(errors="replace") as file:
+        for line in file:
             name, _, value = line.partition(":")
             known.setdefault(name.strip().lower(), value.strip())
+            if {"model name", "flags"} <= known.keys():  # as of the first core of many
+                break
     there = (known.get("flags") or known.get("features", "")).split()
     # paddle's threads are those of OpenMP: by default one for each core that the process may use.
     cores = len(os.sched_getaffinity(0))
