@@ -34,6 +34,11 @@ def show(text: str, end: str = "\n") -> None:
     print(shown(text), end=end, flush=True)
 
 
+def escaped(text: str) -> str:
+    """Returns a text with escapes for line ends and other characters that are not printed."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 def shown(text: str, stream: Any = None) -> str:
     """Returns a text with escapes for the characters that a stream lacks.
 

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 from expbase.base.errors import ValueMistake
 from expbase.base.files import DAMAGES, read_bytes, write_single_file
+from expbase.base.terminal import escaped
 from expbase.checkpoint import best, layout, storage
 from expbase.checkpoint.layout import STATE_FILE, SUFFIX, CheckpointError
 from expbase.config import ConfigError
@@ -331,15 +332,10 @@ def _of_numbers(run: Path) -> dict[str, Line]:
     """Returns a line for each name under which numbers were logged."""
     hashes: dict[str, Any] = {}
     for one in numbers(run):  # a list as JSON, piece by piece: there may be millions
-        name = f"{one.file} {_escaped(one.name)}"
+        name = f"{one.file} {escaped(one.name)}"
         begin = ", " if name in hashes else "["
         text = f"{begin}{json.dumps([one.iteration, one.value])}"
         hashes.setdefault(name, hashlib.sha256()).update(text.encode())
     for content in hashes.values():
         content.update(b"]")
     return {name: Line(content.hexdigest()) for name, content in sorted(hashes.items())}
-
-
-def _escaped(name: str) -> str:
-    """Returns a name in which no character ends a line."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in name)

@@ -20,7 +20,7 @@ from typing import Any
 
 from expbase.base.errors import ValueMistake
 from expbase.base.files import DAMAGES, regular
-from expbase.base.terminal import shown
+from expbase.base.terminal import escaped, shown
 from expbase.checkpoint import layout
 from expbase.checkpoint.best import best_of
 from expbase.config import CONFIG, load_yaml
@@ -43,8 +43,7 @@ _OF_RUNS = {CONFIG, LEDGER, _LOCK}
 
 def printable(text: str) -> str:
     """Returns a text with escapes for line ends and for characters that a terminal cannot show."""
-    escaped = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    return shown("".join(escaped))
+    return shown(escaped(text))
 
 
 def find(folder: Path) -> list[Path]:
