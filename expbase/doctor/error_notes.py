@@ -17,8 +17,7 @@ from expbase.checkpoint.layout import NonFiniteError
 from expbase.doctor.before_training import keys_that_are_methods, misnamed_loaders
 from expbase.engine.internals import Internals
 from expbase.engine.run_states import Life
-from expbase.state.optimizers import innermost
-from expbase.state.parts import parameters_of
+from expbase.state.parts import sparse_under_adam
 
 
 def add_notes(experiment: Any, internals: Internals, error: BaseException) -> None:
@@ -84,24 +83,12 @@ def _explain_sparse_adam(internals: Internals, error: BaseException) -> None:
     """Adds that a sparse embedding under Adam on the CPU makes such numbers by itself, if one is
     there.
     """
-    # Of five runs of bare paddle 3.3.1 the moments differed, and reached 3e28; SGD, Adagrad and
-    # lazy_mode=True repeat.
     if paddle.device.get_device() != "cpu":
         return
-    found = internals.stateful_objects()
-    moved = set()
-    for optimizer in map(innermost, found.optimizers.values()):
-        if isinstance(optimizer, paddle.optimizer.Adam) and not optimizer._lazy_mode:
-            moved |= {*map(id, parameters_of(optimizer))}
-    for name, layer in found.layers.items():
-        for path, part in layer.named_sublayers(prefix=name, include_self=True):
-            is_sparse = isinstance(part, paddle.nn.Embedding) and part._sparse
-            if is_sparse and id(part.weight) in moved:
-                add_note(
-                    error,
-                    f"The learning rate may not be the cause: self.{path} is an "
-                    "Embedding(sparse=True) that Adam steps on the CPU. There Paddle computes "
-                    "wrong moments, other ones in each run. Expected Adam(lazy_mode=True), SGD, "
-                    "Adagrad or sparse=False.",
-                )
-                return
+    for path in [*sparse_under_adam(internals.stateful_objects())][:1]:
+        add_note(
+            error,
+            f"The learning rate may not be the cause: self.{path} is an Embedding(sparse=True) "
+            "that Adam steps on the CPU. There Paddle computes wrong moments, other ones in each "
+            "run. Expected Adam(lazy_mode=True), SGD, Adagrad or sparse=False.",
+        )

@@ -27,7 +27,6 @@ from typing import Any
 import numpy as np
 import paddle
 from paddle.autograd import PyLayer
-from paddle.nn import Embedding
 
 from expbase.base.any_object import module_of
 from expbase.base.arrays import Array
@@ -38,7 +37,13 @@ from expbase.experiment import ExperimentBase
 from expbase.mixins_in_front import put_in_front
 from expbase.ranks import collectives
 from expbase.state import optimizers
-from expbase.state.parts import StatefulObjects, named_parameters, parameters_of
+from expbase.state.parts import (
+    StatefulObjects,
+    named_parameters,
+    parameters_of,
+    sparse_embeddings,
+    sparse_under_adam,
+)
 from expbase.state.rollback import Rollback
 from expbase.state.value_kinds import is_users
 from expbase.state.walk import LOADERS, nodes_in_layers
@@ -140,7 +145,7 @@ class Repeated(ExperimentBase):
         notes = Path(f"{self.output_dir}.operators.rank_{self.rank}")
         operators: list[list[list[str]]] = []
         # Of a sparse gradient its notes end the process (SIGSEGV, paddle 3.3.1).
-        is_sparse = bool(_sparse(self.internals.stateful_objects()))
+        is_sparse = bool(sparse_embeddings(self.internals.stateful_objects()))
         with contextlib.suppress(KeyError):  # a second step within the update misses a name
             for _ in range(0 if is_sparse else TIMES):
                 before.restore()
@@ -182,11 +187,12 @@ class Repeated(ExperimentBase):
         """Returns what may be a cause, and what data set and sampler give when they are asked."""
         found = self.internals.stateful_objects()
         indices = [index for indices, _ in update.batches for index in indices or ()]
+        sparse = {id(embedding.weight) for embedding in sparse_under_adam(found).values()}
         return {
             **_asked(getattr(self, "train_loader", None), indices[:_ASKED]),
             "layers": {path: type(layer).__name__ for path, layer in found.sublayers()},
             "optimizers": {name: type(one).__name__ for name, one in found.optimizers.items()},
-            "sparse_under_adam": _sparse_under_adam(found),
+            "sparse_under_adam": [name for name, p in named_parameters(found) if id(p) in sparse],
             "threads": _threads(),
             "own_operators": sorted(_own_operators(PyLayer)),
             "device": str(paddle.get_device()),
@@ -277,20 +283,6 @@ def _twice(ask: Callable[[], Any]) -> list[str]:
             seed_all(0)
             given.append(checksum(ask()))
     return given
-
-
-def _sparse(found: StatefulObjects) -> set[int]:
-    """Returns the ids of the weights with gradients of few rows."""
-    layers = [layer for _, layer in found.sublayers()]
-    return {id(one.weight) for one in layers if isinstance(one, Embedding) and one._sparse}
-
-
-def _sparse_under_adam(found: StatefulObjects) -> list[str]:
-    """Returns the weights with gradients of few rows that an Adam updates, and not lazily."""
-    inner = map(optimizers.innermost, found.optimizers.values())
-    rough = [o for o in inner if isinstance(o, paddle.optimizer.Adam) and not o._lazy_mode]
-    updated = {id(parameter) for optimizer in rough for parameter in parameters_of(optimizer)}
-    return [name for name, p in named_parameters(found) if id(p) in updated & _sparse(found)]
 
 
 def _threads() -> list[str]:
