@@ -28,8 +28,8 @@ from expbase.data.loaders import (
     adapt_loader,
     several_loaders,
 )
+from expbase.engine.leave_validation import ValidationExit
 from expbase.engine.start import Start
-from expbase.engine.stop import ValidationExit
 from expbase.ranks import collectives, compare_gathered
 from expbase.record.meter import Reading, SampleMeter, Taken, means_over
 from expbase.record.speed import Stopwatch

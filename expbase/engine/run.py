@@ -51,6 +51,7 @@ from expbase.data.workers import ReaderThreads, workers_end_with_this
 from expbase.engine import run_digest
 from expbase.engine.evaluation import Evaluation
 from expbase.engine.internals import Internals
+from expbase.engine.leave_validation import ValidationExit, ValidationLeft
 from expbase.engine.loop import Loop
 from expbase.engine.report import Report
 from expbase.engine.results import Results
@@ -60,7 +61,7 @@ from expbase.engine.shares.share_checks import check_shares, refuse_different
 from expbase.engine.shares.shares_on_ranks import SharesOnRanks
 from expbase.engine.shares.states import ShareStates
 from expbase.engine.start import Start, check_valid_loader, need_super
-from expbase.engine.stop import StopReason, StopRequests, ValidationExit, ValidationLeft
+from expbase.engine.stop import StopReason, StopRequests
 from expbase.engine.subscribers import Subscribers
 from expbase.engine.update import Accumulation, Division, Update
 from expbase.ranks import collectives, compare_gathered, hang
@@ -126,6 +127,7 @@ class Run:
         self.loop = Loop(
             experiment,
             start,
+            life=lambda: self.life,
             ensure_restored=self._ensure_restored,
             events=self.events,
             state=self.state,
