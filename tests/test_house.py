@@ -333,6 +333,16 @@ def own_private_names(cls: ast.ClassDef) -> set[str]:
     return {name for name in methods if re.match(r"_[a-z]", name)} | assigned
 
 
+def test_no_two_classes_have_one_name() -> None:
+    """A search for a class finds it; the scripts in experiments/ are none of these files."""
+    owners: dict[str, list[str]] = {}
+    for path in FILES:
+        for node in tree(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                owners.setdefault(node.name, []).append(name_of(path))
+    assert {name: files for name, files in owners.items() if len(files) > 1} == {}
+
+
 def test_no_class_uses_a_private_name_of_another_one() -> None:
     classes = [node for path in FILES for node in nodes(path) if isinstance(node, ast.ClassDef)]
     own = {cls: own_private_names(cls) for cls in classes}
