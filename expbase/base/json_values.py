@@ -54,14 +54,14 @@ from expbase.base.any_object import (
 from expbase.base.arrays import ITEM_SIZES, LABELS, Array, fetch
 from expbase.base.errors import TypeMistake
 from expbase.base.files import checksum_of
-from expbase.base.gradients import gradient, set_gradient
-from expbase.base.random_generators import (
+from expbase.base.generator_states import (
     GENERATORS,
     generator_kind,
     generator_state,
     new_generator,
     set_generator_state,
 )
+from expbase.base.gradients import gradient, set_gradient
 
 _LONG = 64  # a list with so many items may become an array
 _JSON = {type(None), bool, int, float, str}  # types that Python's JSON has; nan is NaN in it

@@ -38,8 +38,8 @@ from expbase.base.any_object import (
 )
 from expbase.base.arrays import Array, fetch
 from expbase.base.files import checksum_of
+from expbase.base.generator_states import GENERATORS
 from expbase.base.json_values import bytes_of, is_of_a_sample
-from expbase.base.random_generators import GENERATORS
 from expbase.doctor import doctor_file
 from expbase.engine.internals import Internals
 from expbase.state.compare import as_text, is_same, is_value, look

@@ -65,8 +65,8 @@ from expbase.engine.stop import StopReason, StopRequests
 from expbase.engine.subscribers import Subscribers
 from expbase.engine.update import Accumulation, Division, Update
 from expbase.ranks import collectives, compare_gathered, hang
-from expbase.ranks.device import set_device
-from expbase.record import digests, git, logs, provenance, sources
+from expbase.ranks.set_device import set_device
+from expbase.record import git, logs, origin_digests, provenance, sources
 from expbase.record.metrics import METRICS, MetricLog
 from expbase.record.speed import Stopwatch
 from expbase.record.starts_and_ends import DIGEST, LEDGER, Ledger, flat
@@ -242,11 +242,11 @@ class Run:
             self.state.note_setup()
             self.events.fire("ready")
             if start.writes:
-                self.ledger.facts["model"] = digests.or_reason(self._model)
+                self.ledger.facts["model"] = origin_digests.or_reason(self._model)
 
     def _model(self) -> str:
         """Returns the digest of the parameters, the first thing that differs between machines."""
-        return digests.of_tensors(named_parameters(self.state.found()))
+        return origin_digests.of_tensors(named_parameters(self.state.found()))
 
     @contextlib.contextmanager
     def _in_setup(self) -> Iterator[None]:

@@ -20,7 +20,7 @@ from expbase.config import CONFIG, ConfigError, differences, flatten
 from expbase.engine.compare_runs import iteration_of, logged, what_is_saved
 from expbase.record.starts_and_ends import sessions
 from expbase.tools import train_again
-from expbase.tools.commands import Commands
+from expbase.tools.recorded_commands import Commands
 from expbase.tools.run_parts import History, Leg, Stretch
 
 # The facts of a start that may explain a difference, likely causes first.

@@ -32,7 +32,7 @@ from expbase.config import ConfigError
 from expbase.engine import run_digest
 from expbase.tools import add_tool, reproduce_receipts
 from expbase.tools.child_processes import ended_by_signals
-from expbase.tools.commands import Commands
+from expbase.tools.recorded_commands import Commands
 from expbase.tools.remake_part import Made, make
 from expbase.tools.run_parts import History, Stretch, history_of
 from expbase.tools.runs import printable

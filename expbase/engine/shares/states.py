@@ -31,13 +31,13 @@ from expbase.base.any_object import state_setter
 from expbase.base.arrays import Array
 from expbase.base.checkpoint_part import Part
 from expbase.base.errors import RuntimeMistake
-from expbase.base.json_values import checksum
-from expbase.base.random_generators import (
+from expbase.base.generator_states import (
     generator_kind,
     generator_state,
     new_generator,
     set_generator_state,
 )
+from expbase.base.json_values import checksum
 from expbase.engine.due import due_at
 from expbase.ranks import collectives
 from expbase.state.compare import is_same
