@@ -21,10 +21,11 @@ from expbase.checkpoint import layout, model_files
 from expbase.checkpoint.model_files import Rename
 from expbase.config import Config, get_default_training_config
 from expbase.engine import resume
+from expbase.engine.class_checks import check_arguments, check_attribute, raise_no_attribute
 from expbase.engine.evaluation import named_scalars
 from expbase.engine.internals import Internals
 from expbase.engine.run import Run
-from expbase.engine.start import Start, check_arguments, check_attribute, raise_no_attribute
+from expbase.engine.start import Start
 from expbase.engine.stop import StopReason
 from expbase.events import Events
 from expbase.mixins_in_front import with_mixins

@@ -24,6 +24,7 @@ from expbase.base.errors import AttributeMistake, RuntimeMistake, TypeMistake
 from expbase.checkpoint.checkpointer import Checkpointer
 from expbase.checkpoint.layout import NonFiniteError
 from expbase.data.position import DataPosition
+from expbase.engine.class_checks import need_super
 from expbase.engine.due import (
     END_EPOCH,
     ON_TRAIN_END,
@@ -39,7 +40,7 @@ from expbase.engine.leave_validation import ValidationLeft
 from expbase.engine.report import Report
 from expbase.engine.results import Results
 from expbase.engine.run_states import Life, Step
-from expbase.engine.start import Start, need_super
+from expbase.engine.start import Start
 from expbase.engine.stop import StopReason, StopRequests
 from expbase.engine.subscribers import Subscribers
 from expbase.engine.update import Update

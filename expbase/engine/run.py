@@ -49,6 +49,7 @@ from expbase.data.position import DataPosition
 from expbase.data.shared_memory import remove_left_files
 from expbase.data.workers import ReaderThreads, workers_end_with_this
 from expbase.engine import run_digest
+from expbase.engine.class_checks import check_valid_loader, need_super
 from expbase.engine.evaluation import Evaluation
 from expbase.engine.internals import Internals
 from expbase.engine.leave_validation import ValidationExit, ValidationLeft
@@ -60,7 +61,7 @@ from expbase.engine.run_states import Life, Step
 from expbase.engine.shares.share_checks import check_shares, refuse_different
 from expbase.engine.shares.shares_on_ranks import SharesOnRanks
 from expbase.engine.shares.states import ShareStates
-from expbase.engine.start import Start, check_valid_loader, need_super
+from expbase.engine.start import Start
 from expbase.engine.stop import StopReason, StopRequests
 from expbase.engine.subscribers import Subscribers
 from expbase.engine.update import Accumulation, Division, Update
@@ -423,7 +424,9 @@ class Run:
 
         It is collective: the ranks compare their samplers.
         """
-        check_valid_loader(self.experiment.valid_loader, self.start)
+        start = self.start
+        valid_loader = self.experiment.valid_loader
+        check_valid_loader(valid_loader, start.experiment, start.base, start.training)
         adapters = {}
         for name in ("self.valid_loader", "self.test_loader"):
             loader = getattr(self.experiment, name.removeprefix("self."))
