@@ -293,6 +293,17 @@ def derived_from(kind: type) -> Iterator[type]:
         yield from (one, *derived_from(one))
 
 
+def test_the_words_before_a_reason_for_not_exact_stand_once() -> None:
+    """Three files write them, and `verify` looks for them."""
+    writing = {
+        name_of(path)
+        for path in FILES
+        for node in nodes(path)
+        if isinstance(node, ast.Constant) and str(node.value).startswith("not exact:")
+    }
+    assert writing == {"record.logs"}
+
+
 def test_each_step_of_setup_is_undone_by_one_stack(tmp_path: Path) -> None:
     run = vars(make(Tiny, tmp_path / "run"))[RUN]
     stacks = [name for name, part in vars(run).items() if isinstance(part, ExitStack)]

@@ -22,6 +22,7 @@ from expbase.engine.run import Run
 from expbase.engine.run_states import Life
 from expbase.ranks import collectives, compare_gathered
 from expbase.record import origin_digests, provenance
+from expbase.record.logs import NOT_EXACT
 from expbase.record.starts_and_ends import LEDGER
 
 
@@ -85,7 +86,7 @@ def resume_or_load(run: Run) -> None:
         run.loop.end_with_nothing_left()
         notes = [note for note in notes if note == checkpointer.changed_code]
     for note in notes:
-        run.start.warn(f"not exact: {note}")
+        run.start.warn(NOT_EXACT + note)
     _cut_logs(run, has_finished=has_finished and checkpointer.resumable is not None)
     run.life = Life.RESTORED
     run.ledger.facts["resumed"] = path.name if path else None

@@ -34,6 +34,7 @@ from expbase.checkpoint.named import find_at
 from expbase.cli import count
 from expbase.config import CONFIG, differences, load_yaml
 from expbase.engine.compare_runs import files, logged, values
+from expbase.record.logs import NOT_EXACT
 from expbase.tools import add_tool, make_folder, nondeterminism
 from expbase.tools.child_processes import ended_by_signals, kill
 from expbase.tools.repeat_update import FIRST
@@ -55,7 +56,7 @@ _CAUSES = {
     "an object made in C is out of sight",
 }
 # Lines of a log on what a start has not restored.
-_LOST = re.compile(r"(?:not exact: |(?=sets, to whose items))(.*)")
+_LOST = re.compile(rf"(?:{NOT_EXACT}|(?=sets, to whose items))(.*)")
 _BY_HAND = re.compile(r"(a DataLoader of \S+|\S+) is read by hand: ")  # a line of the doctor
 _CAUSES_OF_RANKS = _CAUSES | dict.fromkeys(
     ("before", "after"),
