@@ -743,7 +743,7 @@ class ExperimentBase(Events):
         """
         layers = self.__run.state.saved().layers
         code = self.__run.checkpointer.code
-        self.__run.ledger.weights_from = model_files.load_model(
+        read = model_files.load_model(
             Path(path),
             layers,
             into,
@@ -753,6 +753,7 @@ class ExperimentBase(Events):
             logger=self.logger,
             code=code,
         )
+        self.__run.ledger.note_weights(read)
 
     def export(
         self, path: str | Path, input_spec: Sequence[Any] | None = None, layer: Any = None

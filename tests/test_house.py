@@ -188,6 +188,19 @@ def test_only_what_drives_a_run_takes_the_whole_of_it() -> None:
     assert taking == {"experiment", "engine.resume"}
 
 
+def test_no_attribute_of_a_part_is_assigned_from_outside() -> None:
+    """What the run, its loop or an experiment has to tell a part, it tells by a method."""
+    assigned = [
+        f"{name_of(path)}:{node.lineno}: {ast.unparse(node)}"
+        for path in FILES
+        if name_of(path).startswith(("engine.", "experiment"))
+        for node in nodes(path)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        if re.fullmatch(r"(self|run)([.]__run)?([.][a-z]\w*)+", ast.unparse(node.value))
+    ]
+    assert assigned == []
+
+
 def test_options_are_read_in_one_place() -> None:
     read = [
         f"{name_of(path)}:{node.lineno}"

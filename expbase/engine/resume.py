@@ -89,9 +89,9 @@ def resume_or_load(run: Run) -> None:
         run.start.warn(NOT_EXACT + note)
     _cut_logs(run, has_finished=has_finished and checkpointer.resumable is not None)
     run.life = Life.RESTORED
-    run.ledger.facts["resumed"] = path.name if path else None
+    run.ledger.note(resumed=path.name if path else None)
     doing = "the digests of what the run begins from"  # which may take long: of a slow disk
-    run.ledger.facts["began_from"] = collectives.on_rank_zero(lambda: _began_from(run, path), doing)
+    run.ledger.note(began_from=collectives.on_rank_zero(lambda: _began_from(run, path), doing))
 
 
 def _began_from(run: Run, path: Path | None) -> dict[str, str]:

@@ -239,11 +239,11 @@ class Run:
             experiment.startup()
             experiment.check_setup()
             need_super("check_setup", is_done=self.life is Life.READY)
-            self.state.reach.is_named = True
+            self.state.reach.end_naming()
             self.state.note_setup()
             self.events.fire("ready")
             if start.writes:
-                self.ledger.facts["model"] = origin_digests.or_reason(self._model)
+                self.ledger.note(model=origin_digests.or_reason(self._model))
 
     def _model(self) -> str:
         """Returns the digest of the parameters, the first thing that differs between machines."""
@@ -462,8 +462,7 @@ class Run:
             "self.valid_loader": num_samples(experiment.valid_loader),
         }
         facts["self.valid_loader"] = f"{samples['self.valid_loader']} samples"
-        self.ledger.facts["loaders"] = {name: facts[name] for name in samples}
-        self.ledger.facts["samples"] = samples
+        self.ledger.note(loaders={name: facts[name] for name in samples}, samples=samples)
         compare_gathered.check_alike({**facts, **found.shapes()})
         self.update.note_ranks()
         self.update.wrappers.note_all()
