@@ -54,14 +54,14 @@ from expbase.base.any_object import (
 from expbase.base.arrays import ITEM_SIZES, LABELS, Array, fetch
 from expbase.base.errors import TypeMistake
 from expbase.base.files import checksum_of
-from expbase.base.gradients import gradient, set_gradient
-from expbase.base.random_generators import (
+from expbase.base.generator_states import (
     GENERATORS,
     generator_kind,
     generator_state,
     new_generator,
     set_generator_state,
 )
+from expbase.base.gradients import gradient, set_gradient
 
 _LONG = 64  # a list with so many items may become an array
 _JSON = {type(None), bool, int, float, str}  # types that Python's JSON has; nan is NaN in it
@@ -169,14 +169,14 @@ def checksum(value: Any) -> str:
     return seen(value).content
 
 
-class Seen(NamedTuple):
+class ContentSum(NamedTuple):
     """What is to be compared later of a value."""
 
     content: str  # a checksum of all that would be written, in hex
     is_savable: bool
 
 
-def seen(value: Any, names: Names = NOTHING, *, is_inside: bool = False) -> Seen:
+def seen(value: Any, names: Names = NOTHING, *, is_inside: bool = False) -> ContentSum:
     """Looks at a value, to find out later whether it has changed.
 
     Args:
@@ -187,13 +187,13 @@ def seen(value: Any, names: Names = NOTHING, *, is_inside: bool = False) -> Seen
     if type(value) in (list, tuple, dict) and len(value) >= _LARGE and _is_plain(value):
         # As it would be written it takes ten times as long. Version 2 writes no references and no
         # interned strings, so equal values give equal bytes.
-        return Seen(f"{_WHOLE}{checksum_of([marshal.dumps(value, 2)]):08x}", True)
+        return ContentSum(f"{_WHOLE}{checksum_of([marshal.dumps(value, 2)]):08x}", True)
     encoder = Encoder({}, names, is_tolerant=True)
     content = encoder.inside(value, "") if is_inside else encoder.encode(value, "")
     number = Encoded(content, encoder.arrays).checksum()
     is_long = isinstance(value, (list, tuple, dict)) and len(value) >= _LARGE
     is_large = is_long or any(a.nbytes >= _LARGE_BYTES for a in encoder.arrays.values())
-    return Seen(f"{_WHOLE * is_large}{number:08x}", not encoder.has_opaque)
+    return ContentSum(f"{_WHOLE * is_large}{number:08x}", not encoder.has_opaque)
 
 
 def is_of_a_sample(one: str, other: str) -> bool:

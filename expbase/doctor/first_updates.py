@@ -18,7 +18,7 @@ from typing import Any
 from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
 
 from expbase.base.gradients import gradient
-from expbase.doctor.first_gradients import FirstGradients, Trace
+from expbase.doctor.first_gradients import FirstGradients, StepTrace
 from expbase.doctor.first_steps import FirstSteps
 from expbase.doctor.loaders_by_hand import LoadersByHand
 from expbase.engine.internals import Internals
@@ -263,7 +263,7 @@ class TrainedParameters:
         # That nobody has stepped, as far as was looked: by their optimizers, and where each stands.
         schedules = {n: r for n, r in rates.items() if isinstance(r, LRScheduler)}
         self.schedules = {name: (rate, _place(rate)) for name, rate in schedules.items()}
-        self._traces = {name: Trace(optimizers[name]) for name in self.schedules}
+        self._traces = {name: StepTrace(optimizers[name]) for name in self.schedules}
 
     def look(self) -> Iterator[str]:
         """Yields that nothing was trained: how it goes on after "in 1000 updates"."""

@@ -38,10 +38,11 @@ from expbase.base.any_object import (
 )
 from expbase.base.arrays import Array, fetch
 from expbase.base.files import checksum_of
+from expbase.base.generator_states import GENERATORS
 from expbase.base.json_values import bytes_of, is_of_a_sample
-from expbase.base.random_generators import GENERATORS
 from expbase.doctor import doctor_file
 from expbase.engine.internals import Internals
+from expbase.record.logs import NOT_EXACT
 from expbase.state.compare import as_text, is_same, is_value, look
 from expbase.state.reachable import BEYOND, GIVEN
 from expbase.state.unsavable import (
@@ -370,7 +371,7 @@ class Audit:
         ]
         lines = [f"{self._shown(path)}: {UNSET if path in once else LOST}" for path in lost]
         for text in shortened(lines):
-            self._warn(f"not exact: {text}")
+            self._warn(NOT_EXACT + text)
         if anew:
             self._say_anew([*dict.fromkeys(map(shown, anew))], self._other_samples(then, anew))
         for text in ways_out(lines):

@@ -31,8 +31,8 @@ from expbase.base.any_object import state_setter
 from expbase.base.arrays import describe
 from expbase.base.checkpoint_part import Part
 from expbase.base.errors import RuntimeMistake
+from expbase.base.generator_states import GENERATORS, generator_kind
 from expbase.base.json_values import Decoder, Encoded, Encoder, Names, not_savable
-from expbase.base.random_generators import GENERATORS, generator_kind
 from expbase.state.compare import (
     SIMPLE,
     as_text,

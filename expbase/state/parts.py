@@ -28,8 +28,8 @@ from expbase.base.any_object import state_setter
 from expbase.base.arrays import Array, describe, is_piece, local
 from expbase.base.checkpoint_part import Part
 from expbase.base.errors import ValueMistake
+from expbase.base.generator_states import GENERATORS, generator_kind
 from expbase.base.json_values import Names
-from expbase.base.random_generators import GENERATORS, generator_kind
 from expbase.state import optimizers
 from expbase.state.value_places import OptimizerNode, ParameterNode, ScheduleNode, StatefulNode
 from expbase.state.walk import AUTOMATIC, LOADERS, Walk, WalkedNames, reference

@@ -158,10 +158,10 @@ WEIGHT, BIAS = "m/model.weight", "m/model.bias"
 LOGGER = logging.getLogger("expbase")
 
 
-def opened(written: dict[str, dict[str, float]]) -> rank_state.Opened:
+def opened(written: dict[str, dict[str, float]]) -> rank_state.OpenedOnRanks:
     """What a checkpoint holds."""
     flat = {(file, key): array(v) for file, of in written.items() for key, v in of.items()}
-    return rank_state.Opened({}, b"", rank_state._outline(flat), flat, is_seen=True)
+    return rank_state.OpenedOnRanks({}, b"", rank_state._outline(flat), flat, is_seen=True)
 
 
 def numbers(tensors: Any) -> dict[str, list[float]]:
