@@ -11,8 +11,8 @@ from tempfile import mkdtemp
 from types import SimpleNamespace
 from typing import Any
 
-from expbase.base import json_values
 from expbase.base.arrays import Array, parse, serialize
+from expbase.base.json_values import Decoder, Encoder
 from expbase.doctor.doctor_file import FILE
 from expbase.doctor.unsaved_changes import Audit
 from expbase.state.user_state import UserState
@@ -129,5 +129,5 @@ def to_bytes(arrays: dict[str, Array]) -> bytes:
 def through_json(value: Any) -> Any:
     """A value that was written and read."""
     arrays: dict[str, Array] = {}
-    text = json.dumps(json_values.encode(value, "part", arrays))
-    return json_values.decode(json.loads(text), "part", parse(to_bytes(arrays)))
+    text = json.dumps(Encoder(arrays).encode(value, "part"))
+    return Decoder(parse(to_bytes(arrays))).decode(json.loads(text), "part")

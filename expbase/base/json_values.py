@@ -8,8 +8,8 @@ nothing of the class is called, no `__init__` either. A thing that stands in a v
 written once; one that has a name (`Names`) is written as that name.
 
     arrays = {}
-    text = json.dumps(encode(value, "early_stopping", arrays))
-    value = decode(json.loads(text), "early_stopping", arrays)
+    text = json.dumps(Encoder(arrays).encode(value, "early_stopping"))
+    value = Decoder(arrays).decode(json.loads(text), "early_stopping")
     checksum(value)                          # over all that would be written
 """
 
@@ -131,34 +131,6 @@ class Encoded:
         text = json.dumps(self.content).encode()
         fetch(self.arrays.values())
         return checksum_of([text, *(array.data for array in self.arrays.values())])
-
-
-def encode(value: Any, path: str, arrays: dict[str, Array]) -> Any:
-    """Returns a value as JSON, from which `decode` makes the same value of the same type.
-
-    Args:
-        value: Any value, of lists, dicts and objects, too.
-        path: Its name. Arrays in it are named by the path to them, which begins with this one.
-        arrays: Gets the arrays and tensors that are in the value.
-
-    Raises:
-        TypeError: A part of the value cannot be saved.
-    """
-    return Encoder(arrays).encode(value, path)
-
-
-def decode(value: Any, path: str, arrays: Mapping[str, Array]) -> Any:
-    """Returns the value that `encode` has encoded.
-
-    Args:
-        value: What `encode` has returned.
-        path: That of `encode`.
-        arrays: Those that `encode` has filled.
-
-    Raises:
-        LookupError: A type, a class or an array of it is unknown.
-    """
-    return Decoder(arrays).decode(value, path)
 
 
 def checksum(value: Any) -> str:
