@@ -64,7 +64,7 @@ from expbase.base.random_generators import (
 )
 
 _LONG = 64  # a list with so many items may become an array
-_JSON = {type(None), bool, int, float, str}  # types that Python's JSON has; nan is NaN in it
+SIMPLE = {type(None), bool, int, float, str}  # types that Python's JSON has; nan is NaN in it
 _NUMBERS = {float: "d", int: "q"}  # types of numbers, a long list of which becomes an array
 _MANY = 1000  # a dict with so many items is written as keys and items, a list each
 _COLUMNS = "$columns"
@@ -236,7 +236,7 @@ class Encoder:
         Raises:
             TypeError: A part of the value cannot be saved.
         """
-        is_simple = not self._is_tolerant or type(value) in _JSON
+        is_simple = not self._is_tolerant or type(value) in SIMPLE
         return self._encode(value, path) if is_simple else self._or_class(self._encode, value, path)
 
     def _or_class(self, write: Callable[[Any, str], Any], value: Any, path: str) -> Any:
@@ -251,7 +251,7 @@ class Encoder:
 
     def _encode(self, value: Any, path: str) -> Any:
         kind = type(value)
-        if kind in _JSON and (kind is not int or -1 << 63 <= value < 1 << 63):
+        if kind in SIMPLE and (kind is not int or -1 << 63 <= value < 1 << 63):
             return value
         if kind is Encoded:
             self.arrays.update(value.arrays)
@@ -309,7 +309,7 @@ class Encoder:
         if kind is tuple and len({*map(len, items)}) == 1 and items[0]:
             columns = [[*column] for column in zip(*items, strict=True)]
             return {"$rows": [self.items(c, join(path, i)) for i, c in enumerate(columns)]}
-        if kinds <= _JSON - {int}:
+        if kinds <= SIMPLE - {int}:
             return [*items]
         return [self.encode(item, f"{path}.{i}") for i, item in enumerate(items)]
 
