@@ -105,7 +105,7 @@ class Report:
             self.metrics.write(iteration, epoch, metrics, checkpoint=checkpoint)
 
     def last_line(self, iteration: int, epoch: int, *, is_alone: bool = False) -> None:
-        """Writes what was logged after the last line of training, by on_train_end say.
+        """Writes what was logged after the last line: in training, or by on_train_end.
 
         It is a collective unless this rank is alone, after a failure.
         """
