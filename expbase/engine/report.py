@@ -131,6 +131,7 @@ class Report:
         plan = [] if self._start.read_only else [*self._plan(name)]
         for text in card.card(
             name,
+            "" if self._start.options.smoke else self._start.output,
             self._changes,
             layers,
             self._data.adapter,
