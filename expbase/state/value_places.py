@@ -314,18 +314,21 @@ class StatefulNode(Node):
     """
 
     def places(self) -> Mapping[Any, Any]:
-        kind = type(self.value)
-        if is_users(module_of(definer(kind, "state_dict"))) or not is_users(module_of(kind)):
+        theirs = self._set_by_installed()
+        if theirs is None:
             return {}
-        theirs = optimizers.stored_by(kind, lambda base: not is_users(module_of(base)))
         return {n: value for n, value in attributes_of(self.value).items() if n not in theirs}
 
     def may_have(self, key: Any) -> bool:
+        theirs = self._set_by_installed()
+        return theirs is not None and super().may_have(key) and key not in theirs
+
+    def _set_by_installed(self) -> frozenset[str] | None:
+        """Returns the attributes that installed classes set; None if no attribute is a place."""
         kind = type(self.value)
         if is_users(module_of(definer(kind, "state_dict"))) or not is_users(module_of(kind)):
-            return False
-        theirs = optimizers.stored_by(kind, lambda base: not is_users(module_of(base)))
-        return super().may_have(key) and key not in theirs
+            return None
+        return optimizers.stored_by(kind, lambda base: not is_users(module_of(base)))
 
 
 class LoaderNode(Node):
