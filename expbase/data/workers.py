@@ -265,7 +265,8 @@ class _BatchDataset:
     """The batches of a loader by key: a seed, and the IndexBatch.
 
     In a worker an exception becomes a batch. Paddle would raise it in a thread of this process, and
-    here a SystemError without it (dataloader_iter.py, _DataLoaderIterMultiProcess._get_data).
+    here a SystemError without it (paddle/io/dataloader/dataloader_iter.py,
+    _DataLoaderIterMultiProcess._get_data).
     """
 
     failure: Any = None  # the batch that says why worker_init_fn has failed

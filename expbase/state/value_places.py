@@ -44,8 +44,9 @@ _OF_LAYERS |= {"_data_format"}  # which BatchNorm1D and BatchNorm3D set in their
 # Hooks that set an attribute anew before each forward, by what a checkpoint has of the layer.
 _DERIVING = (weight_norm_hook.WeightNorm, spectral_norm_hook.SpectralNorm)
 # Attributes of a parameter that are paddle's own: paddle/base/framework.py, EagerParamBase; of amp
-# paddle/distributed/fleet/utils/mix_precision_utils.py; of fleet dygraph_sharding_optimizer.py,
-# group_sharded_storage.py, mp_layers.py, sequence_parallel_utils.py, tensor_fusion_helper.py.
+# paddle/distributed/fleet/utils/mix_precision_utils.py; of fleet the modules
+# dygraph_sharding_optimizer, group_sharded_storage, mp_layers, sequence_parallel_utils and
+# tensor_fusion_helper.
 _OF_PARAMETERS = {"_init_func", "_init_op_creator", "_is_param", "is_distributed", "main_grad"}
 _OF_PARAMETERS |= {"fw_storage", "bw_storage", "split_axis", "is_firstly_shared", "color"}
 _OF_PARAMETERS |= {"sequence_parallel", "unslice", "_need_shard"}
