@@ -398,3 +398,33 @@ def test_a_file_of_another_package_that_a_comment_names_is_there_with_its_functi
                 wrong.append(f"{name_of(path)}: {file}, {name}")
     assert wrong == []
     assert count > 30
+
+
+A_FILE = re.compile(r"(?<![\w./-])(?:\w+/)*\w+\.py\b")
+OF_USERS = {"train.py", "nets/small.py", "fill.py", "file.py"}
+
+
+def texts(path: Path) -> Iterator[str]:
+    """The docstrings and comments of a file."""
+    yield from re.findall(r"(?:^|  +)# .*", path.read_text(), re.MULTILINE)
+    for node in nodes(path):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+            yield ast.get_docstring(node, clean=False) or ""
+
+
+def test_a_file_that_a_comment_names_is_of_the_package() -> None:
+    """Those of other packages have their path, and the test before holds them."""
+    tails = {
+        "/".join(parts[-count:])
+        for parts in (path.relative_to(PACKAGE.parent).parts for path in FILES)
+        for count in range(1, len(parts) + 1)
+    }
+    named = {
+        (name_of(path), file)
+        for path in FILES
+        for text in texts(path)
+        for file in A_FILE.findall(text)
+        if not SOURCE.match(file)
+    }
+    assert {one for one in named if one[1] not in tails | OF_USERS} == set()
+    assert len(named) > 40

@@ -45,8 +45,9 @@ def set_gradient(tensor: Any, grad: Any) -> None:
     if grad is not None:
         now = gradient(tensor)
         # Into the memory of the one that is there, which others may share: the buffers that fleet
-        # sums up over the ranks (paddle/distributed/fleet/meta_parallel/sharding/
-        # group_sharded_storage.py, GradStorage). Nothing waits for the device.
+        # sums up over the ranks, of
+        # paddle/distributed/fleet/meta_parallel/sharding/group_sharded_storage.py, GradStorage.
+        # Nothing waits for the device.
         if now is not None and (now.dtype, now.shape) == (grad.dtype, grad.shape):
             now.copy_(grad, False)
         elif grad.dtype == tensor.dtype:

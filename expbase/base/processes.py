@@ -205,10 +205,7 @@ def machine() -> str:
 
 def began(pid: int) -> float:
     """Returns when a process began, in seconds since 1970; infinity if it does not run."""
-    try:
-        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        state = "X"
+    state, *fields = _stat(pid)
     if state in "ZX":
         return float("inf")
     boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -227,9 +224,8 @@ def ending(pid: int | None) -> tuple[str, int]:
         `("was killed by SIGKILL", 137)`, say; `("", 0)` if it still runs or ended well.
     """
     for _ in range(100):  # it takes a moment to end
-        try:
-            state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
+        state, *fields = _stat(pid)
+        if not fields:
             return "died without a word", 1
         if state in "ZX":
             code = os.waitstatus_to_exitcode(int(fields[48]))
@@ -239,3 +235,13 @@ def ending(pid: int | None) -> tuple[str, int]:
             return (f"ended with code {code}, without a word", code) if code else ("", 0)
         time.sleep(0.02)
     return "", 0
+
+
+def _stat(pid: int | None) -> list[str]:
+    """Returns the state of a process and the fields behind it, of man proc; "X" alone if it is
+    gone.
+    """
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ["X"]

@@ -307,7 +307,7 @@ def set_weights(
     into: str | None,
     *,
     partial: bool,
-    optimizers: Iterable[Any] = (),
+    optimizers: Iterable[Any],
 ) -> dict[str, str]:
     """Sets the weights of layers, after all of them were compared; says for each what fitted.
 

@@ -1,8 +1,8 @@
 """Per-rank state: what is the same on all ranks, and what each has; to rank 0 and back.
 
     trained     what is trained, and its accumulators: DataParallel keeps them equal, and rank 0's
-                are saved. Each save compares a sample (rank_comparison.py), and the checkpoint says
-                what differs.
+                are saved. Each save compares a sample (compare_rank_weights.py), and the checkpoint
+                says what differs.
     compared    all else: running statistics, generators, values. Each save compares checksums, and
                 what a rank has otherwise than rank 0 is its per-rank state.
     pieces      tensors of which each rank has another part (by placements, or marked

@@ -343,7 +343,7 @@ class MapStyleLoader(LoaderAdapter):
     """
 
     def __init__(
-        self, loader: DataLoader, name: str, shard: Shard, say: Callable[[str], object] = id
+        self, loader: DataLoader, name: str, shard: Shard, say: Callable[[str], object]
     ) -> None:
         super().__init__(loader, name, shard, say)
         sampler = loader.batch_sampler
@@ -510,9 +510,7 @@ class IterableLoader(LoaderAdapter):
     counts batches if their size is unknown.
     """
 
-    def __init__(
-        self, loader: Any, name: str, shard: Shard, say: Callable[[str], object] = id
-    ) -> None:
+    def __init__(self, loader: Any, name: str, shard: Shard, say: Callable[[str], object]) -> None:
         super().__init__(loader, name, shard, say)
         self._stateful: Any = loader if state_setter(loader) else None
         self._is_list = isinstance(loader, (list, tuple))

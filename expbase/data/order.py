@@ -238,7 +238,7 @@ def _is_like(base: type, value: Any, *methods: str) -> bool:
 
 
 @contextlib.contextmanager
-def left_as_it_was(owners: Sequence[Any], data: Any = None) -> Iterator[None]:
+def left_as_it_was(owners: Sequence[Any], data: Any) -> Iterator[None]:
     """Restores the attributes of objects at the end of the block, and removes new ones.
 
     Args:

@@ -3,7 +3,7 @@
 The generators are seeded for each batch, from its position, so what a data set draws is the same
 here, in any worker, and after a resume.
 
-    fetcher = Fetcher(loader, "self.train_loader")    # over a data set with indices
+    fetcher = Fetcher(loader, "self.train_loader", say)    # over a data set with indices
     for batch, taken, last in fetcher.fetch(iter([IndexBatch(0, [5, 2], 2)]), base=seed): ...
     fetcher.close()
 """
@@ -57,7 +57,7 @@ Items = Generator[tuple[Any, IndexBatch, bool], None, None]
 class Fetcher:
     """Makes the numbered batches of a DataLoader over a data set with indices."""
 
-    def __init__(self, loader: DataLoader, name: str, say: Callable[[str], object] = id) -> None:
+    def __init__(self, loader: DataLoader, name: str, say: Callable[[str], object]) -> None:
         self._loader = loader
         self._name = name
         self._say = say
@@ -265,7 +265,8 @@ class _BatchDataset:
     """The batches of a loader by key: a seed, and the IndexBatch.
 
     In a worker an exception becomes a batch. Paddle would raise it in a thread of this process, and
-    here a SystemError without it (dataloader_iter.py, _DataLoaderIterMultiProcess._get_data).
+    here a SystemError without it (paddle/io/dataloader/dataloader_iter.py,
+    _DataLoaderIterMultiProcess._get_data).
     """
 
     failure: Any = None  # the batch that says why worker_init_fn has failed

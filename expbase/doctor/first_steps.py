@@ -82,7 +82,7 @@ class FirstSteps:
             self.told.add(event)
             way = BY_EXPBASE if CALLED_BY[event] == "backward" else step
             yield f"{event}, at which the experiment acts, has not come", way
-        if not self._has_clipped and _is_ours(self._experiment, "clip_gradients"):
+        if not self._has_clipped and _has_our_clipping(self._experiment):
             way = f"{step}, or self.clip_gradients(self.{name}) before the step"
             yield "GradientClipping has clipped nothing", way
         scaler = self._internals.grad_scaler
@@ -101,7 +101,8 @@ def _unscaled_by(scaler: Any) -> Any:
     return getattr(scaler, "_found_inf", None)
 
 
-def _is_ours(experiment: Any, method: str) -> bool:
-    """Returns whether a mixin of expbase has this method, and nobody has overridden it."""
-    module = getattr(getattr(type(experiment), method, None), "__module__", None)
+def _has_our_clipping(experiment: Any) -> bool:
+    """Returns whether a mixin of expbase clips the gradients, and nobody has overridden it."""
+    method = getattr(type(experiment), "clip_gradients", None)
+    module = getattr(method, "__module__", None)
     return str(module).startswith("expbase.")

@@ -1,6 +1,7 @@
 """What is compared of two runs: the bits of a checkpoint, its values, and the logged numbers.
 
-differences(files(checkpoint) | logged(run), files(other_checkpoint) | logged(other))
+one = files(checkpoint) | logged(run)
+one == files(other_checkpoint) | logged(other)   # where not is said by config.py, differences
 """
 
 from __future__ import annotations

@@ -421,10 +421,10 @@ def check_group(name: str) -> None:
         )
 
 
-def check_metric(key: str, name: str, results: Mapping[str, float]) -> None:
-    """Raises a ConfigError if valid() did not return the metric that a config key names, if any."""
+def check_monitor(name: str, results: Mapping[str, float]) -> None:
+    """Raises a ConfigError if valid() did not return the metric of training.monitor, if any."""
     if name and name.removeprefix("valid/") not in results:
         raise ConfigError(
-            f"{key}: {name!r} given; expected one of the metrics that valid() returned: "
+            f"training.monitor: {name!r} given; expected one of the metrics that valid() returned: "
             f"{', '.join(results) or 'nothing'}."
         )

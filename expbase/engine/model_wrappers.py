@@ -1,10 +1,10 @@
 """The wrappers that average gradients over the ranks, and what they leave out.
 
 Paddle decides twice, for good, which gradients a DataParallel averages: never those of a parameter
-that is frozen when it is made (parallel.py, init_reducer); nor those of one that its first forward
-does not use, because it is frozen then, say (reducer.cc, find_unused_vars_once_), unless
-find_unused_parameters is set. Trained later, each rank would train its own: that is an error in the
-next forward.
+that is frozen when it is made (paddle/distributed/parallel.py, init_reducer); nor those of one that
+its first forward does not use, because it is frozen then, say (reducer.cc, find_unused_vars_once_),
+unless find_unused_parameters is set. Trained later, each rank would train its own: that is an error
+in the next forward.
 
     wrappers = Wrappers(state.found)
     wrappers.note(paddle.DataParallel(layer))

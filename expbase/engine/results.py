@@ -13,7 +13,7 @@ from typing import Any
 
 from expbase.base.errors import TypeMistake
 from expbase.checkpoint.checkpointer import Checkpointer
-from expbase.engine.evaluation import Evaluation, check_group, check_metric
+from expbase.engine.evaluation import Evaluation, check_group, check_monitor
 from expbase.engine.leave_validation import ValidationExit
 from expbase.engine.report import Report
 from expbase.engine.start import Start
@@ -89,7 +89,7 @@ class Results:
         if not self.is_recorded(iteration) or self._noted_at >= iteration:
             return False
         self._noted_at = iteration
-        check_metric("training.monitor", self._start.training.monitor, self._last)
+        check_monitor(self._start.training.monitor, self._last)
         return self._checkpointer.note_validation(iteration, epoch, self._last)
 
     def evaluate(

@@ -18,7 +18,7 @@ import paddle
 from expbase.base.errors import ValueMistake
 from expbase.checkpoint.best import criterion, merit
 from expbase.config import Config, ConfigError
-from expbase.engine.evaluation import check_metric
+from expbase.engine.evaluation import check_monitor
 from expbase.engine.run_states import Life
 from expbase.events import on
 from expbase.experiment import ExperimentBase
@@ -74,7 +74,7 @@ class EarlyStopping(ExperimentBase):
             and is_new
         ):
             monitor = self.config.training.monitor
-            check_metric("training.monitor", monitor, results)
+            check_monitor(monitor, results)
             value = results[monitor.removeprefix("valid/")]
             self.begin_count()
             self.early_stopping["iteration"] = self.iteration

@@ -38,8 +38,8 @@ class Ledger(AppendedFile):
     The file stays open, so the end is noted beside the start, also if the directory was moved.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
-        super().__init__(path)
+    def __init__(self) -> None:
+        super().__init__(None)
         self.facts: dict[str, Any] = {"resumed": None, "began_from": {}}
         self.weights_from: Path | None = None  # what load_model has read last, on rank 0
         self.has_start = False  # whether this start is past setup

@@ -3,7 +3,7 @@
 Whatever training changes in an attribute is restored, with no further code; `exclude` leaves
 something out.
 
-    state = UserState(experiment, warn)
+    state = UserState(experiment, warn, say)
     state.saved()          # the layers, optimizers, … that a checkpoint holds
     state.values           # what training has changed beside them
 """
@@ -34,7 +34,7 @@ class UserState:
     """
 
     def __init__(
-        self, owner: object, warn: Callable[[str], None], say: Callable[[str], object] = id
+        self, owner: object, warn: Callable[[str], None], say: Callable[[str], object]
     ) -> None:
         self.reach = Reach(owner)
         self.told = Told(self.reach, warn, say)

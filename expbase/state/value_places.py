@@ -44,8 +44,9 @@ _OF_LAYERS |= {"_data_format"}  # which BatchNorm1D and BatchNorm3D set in their
 # Hooks that set an attribute anew before each forward, by what a checkpoint has of the layer.
 _DERIVING = (weight_norm_hook.WeightNorm, spectral_norm_hook.SpectralNorm)
 # Attributes of a parameter that are paddle's own: paddle/base/framework.py, EagerParamBase; of amp
-# paddle/distributed/fleet/utils/mix_precision_utils.py; of fleet dygraph_sharding_optimizer.py,
-# group_sharded_storage.py, mp_layers.py, sequence_parallel_utils.py, tensor_fusion_helper.py.
+# paddle/distributed/fleet/utils/mix_precision_utils.py; of fleet the modules
+# dygraph_sharding_optimizer, group_sharded_storage, mp_layers, sequence_parallel_utils and
+# tensor_fusion_helper.
 _OF_PARAMETERS = {"_init_func", "_init_op_creator", "_is_param", "is_distributed", "main_grad"}
 _OF_PARAMETERS |= {"fw_storage", "bw_storage", "split_axis", "is_firstly_shared", "color"}
 _OF_PARAMETERS |= {"sequence_parallel", "unslice", "_need_shard"}
@@ -314,18 +315,21 @@ class StatefulNode(Node):
     """
 
     def places(self) -> Mapping[Any, Any]:
-        kind = type(self.value)
-        if is_users(module_of(definer(kind, "state_dict"))) or not is_users(module_of(kind)):
+        theirs = self._set_by_installed()
+        if theirs is None:
             return {}
-        theirs = optimizers.stored_by(kind, lambda base: not is_users(module_of(base)))
         return {n: value for n, value in attributes_of(self.value).items() if n not in theirs}
 
     def may_have(self, key: Any) -> bool:
+        theirs = self._set_by_installed()
+        return theirs is not None and super().may_have(key) and key not in theirs
+
+    def _set_by_installed(self) -> frozenset[str] | None:
+        """Returns the attributes that installed classes set; None if no attribute is a place."""
         kind = type(self.value)
         if is_users(module_of(definer(kind, "state_dict"))) or not is_users(module_of(kind)):
-            return False
-        theirs = optimizers.stored_by(kind, lambda base: not is_users(module_of(base)))
-        return super().may_have(key) and key not in theirs
+            return None
+        return optimizers.stored_by(kind, lambda base: not is_users(module_of(base)))
 
 
 class LoaderNode(Node):

@@ -1,8 +1,8 @@
 """Runs VisualDL's server, and refuses requests by a foreign name.
 
 A page of somebody else may give its own name the address of this machine; then the browser lets the
-page read the answers (DNS rebinding). board.py runs this file as a program, so that it
-imports no paddle: `python hosts.py HOST`, and the options of VisualDL.
+page read the answers (DNS rebinding). board.py runs this file as a program, so that it imports no
+paddle: `python board_server.py HOST`, and the options of VisualDL.
 """
 
 from __future__ import annotations

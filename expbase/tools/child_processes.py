@@ -1,4 +1,4 @@
-"""Processes that end with the tool that has started them, and scripts that run in them."""
+"""Processes that end with the tool that has started them, the scripts in them, and their notes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 
@@ -69,3 +70,8 @@ def run_script(mixin: type, words: list[str]) -> None:
             target = os.path.realpath(script) if os.path.islink(script) else script
             sys.path[0] = os.path.dirname(os.path.abspath(target))
             runpy.run_path(os.path.abspath(script), run_name="__main__")  # as python names it
+
+
+def updates_path(output: str | Path, rank: int | str) -> Path:
+    """Returns where a rank's lines about updates are, beside the output directory; "*": all."""
+    return Path(f"{output}.updates.rank_{rank}.jsonl")

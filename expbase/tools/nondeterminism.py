@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from expbase.base.json_lines import json_lines
-from expbase.tools.repeat_update import TIMES, updates_path
+from expbase.tools.child_processes import updates_path
+from expbase.tools.repeat_update import TIMES
 from expbase.tools.update_trace import (
     AFTER,
     BATCH,

@@ -20,6 +20,7 @@ from expbase.config import CONFIG, ConfigError, differences, flatten
 from expbase.engine.compare_runs import iteration_of, logged, what_is_saved
 from expbase.record.starts_and_ends import sessions
 from expbase.tools import train_again
+from expbase.tools.child_processes import updates_path
 from expbase.tools.recorded_commands import Commands
 from expbase.tools.run_parts import History, Leg, Stretch
 
@@ -233,7 +234,7 @@ def _difference(made: Made, *, here: bool) -> str:
 def _updates(output: Path) -> list[str]:
     """Returns a line about each update, with what all ranks have logged and read."""
     lines: dict[int, list[str]] = {}
-    for path in sorted(output.parent.glob(train_again.updates_path(output, "*").name)):
+    for path in sorted(output.parent.glob(updates_path(output, "*").name)):
         for update in json_lines(path):
             words = lines.setdefault(update["iteration"], [f"[{update['iteration']}]"])
             for name, numbers in update["logged"].items():

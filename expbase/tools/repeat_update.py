@@ -47,7 +47,7 @@ from expbase.state.parts import (
 from expbase.state.rollback import Rollback
 from expbase.state.value_kinds import is_users
 from expbase.state.walk import LOADERS, nodes_in_layers
-from expbase.tools.child_processes import run_script
+from expbase.tools.child_processes import run_script, updates_path
 from expbase.tools.update_trace import (
     AFTER,
     BATCH,
@@ -297,11 +297,6 @@ def _own_operators(kind: Any) -> Iterator[str]:
         if is_users(module_of(derived)):
             yield derived.__qualname__
         yield from _own_operators(derived)
-
-
-def updates_path(output: Path, rank: int) -> Path:
-    """Returns where a rank's lines are, beside the output directory."""
-    return output.with_name(f"{output.name}.updates.rank_{rank}.jsonl")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from expbase.engine.compare_runs import what_is_saved
 from expbase.experiment import ExperimentBase
 from expbase.ranks import collectives
 from expbase.record.sources import Code
-from expbase.tools.child_processes import run_script
+from expbase.tools.child_processes import run_script, updates_path
 
 PLAN = "EXPBASE_REPRODUCE"
 
@@ -146,11 +146,6 @@ def saved_path(output: str | Path) -> Path:
 def begun_path(output: str | Path) -> Path:
     """Returns the file that is there if an update was made, beside the output directory."""
     return Path(f"{output}.begun")
-
-
-def updates_path(output: str | Path, rank: int | str) -> Path:
-    """Returns where a rank's lines about updates are, beside the output directory; "*": all."""
-    return Path(f"{output}.updates.rank_{rank}.jsonl")
 
 
 @functools.cache  # each iteration asks

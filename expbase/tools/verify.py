@@ -193,7 +193,7 @@ class ComparedRun:
 
     process: subprocess.Popen[bytes]  # that runs, or ran last
 
-    def __init__(self, args: argparse.Namespace, name: str, numbers: Sequence[int] = ()) -> None:
+    def __init__(self, args: argparse.Namespace, name: str, numbers: Sequence[int]) -> None:
         self.numbers = numbers
         self.how = "after the kills" if name == "killed" else f"on {[*numbers, 1][0]} processes"
         self.causes = _CAUSES_OF_RANKS if numbers else _CAUSES

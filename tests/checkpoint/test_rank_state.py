@@ -391,6 +391,7 @@ def test_files_of_weights_are_not_made_of_pieces(
             {"model": layer},
             None,
             partial=True,
+            optimizers=[],
         )
 
 

@@ -38,7 +38,8 @@ def test_a_start_and_an_end_are_noted_with_their_time(
 ) -> None:
     times = iter([100.0004, 160.0])
     monkeypatch.setattr(time, "time", lambda: next(times))
-    record = Ledger(tmp_path / "ledger.jsonl")
+    record = Ledger()
+    record.begin(tmp_path / "ledger.jsonl", {})
     record.write("start", iteration=400)
     record.write("end", iteration=600, reason="finished", exit_code=0)
     record.close()
@@ -78,7 +79,8 @@ def test_a_record_that_a_power_cut_has_torn_does_not_spoil_the_next(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "ledger.jsonl").write_text('{"event": "start", "ti')
-    record = Ledger(tmp_path / "ledger.jsonl")
+    record = Ledger()
+    record.begin(tmp_path / "ledger.jsonl", {})
     record.write("start", iteration=400)
     record.close()
     assert [one["iteration"] for one in read(tmp_path / "ledger.jsonl")] == [400]

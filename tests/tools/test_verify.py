@@ -177,7 +177,7 @@ def difference(
         run(experiment, folder / "killed", end=end)
     run(experiment, folder / "killed")
     args = argparse.Namespace(output=folder, iterations=8, words=[])
-    return first_difference(ComparedRun(args, "straight"), ComparedRun(args, "killed"))
+    return first_difference(ComparedRun(args, "straight", []), ComparedRun(args, "killed", []))
 
 
 LONG = [pytest.param(one, marks=pytest.mark.long) for one in BROKEN if one is not Shuffled]
@@ -207,7 +207,7 @@ def test_the_first_value_that_differs_is_named(
 ) -> None:
     assert difference(Tiny, tmp_path, monkeypatch) == ""
     args = argparse.Namespace(output=tmp_path, iterations=8, words=[])
-    straight, killed = ComparedRun(args, "straight"), ComparedRun(args, "killed")
+    straight, killed = ComparedRun(args, "straight", []), ComparedRun(args, "killed", [])
     for field, cause in CAUSES.items():
         notes = killed.notes()
         assert notes[7][field], field  # something is noted
@@ -395,7 +395,7 @@ def test_what_no_line_explains_is_looked_for_a_second_time(
     ):
         found = iter(answers)
         monkeypatch.setattr(tool, "first_difference", lambda *sides, found=found: next(found))
-        assert tool._not_identical(args, "", difference, ComparedRun(args, "straight")) == 1
+        assert tool._not_identical(args, "", difference, ComparedRun(args, "straight", [])) == 1
         assert finished == ["again", "again-2"][:runs]
         finished.clear()
         last = capsys.readouterr().out.splitlines()[-1]
@@ -531,7 +531,7 @@ def test_verify_that_is_broken_off_leaves_no_process(
 
     monkeypatch.setattr(ComparedRun, "command", lambda self: ["sleep", "100"])
     monkeypatch.setattr("expbase.tools.verify.time.sleep", broken_off)
-    side = ComparedRun(argparse.Namespace(output=tmp_path, iterations=40, words=[]), "killed")
+    side = ComparedRun(argparse.Namespace(output=tmp_path, iterations=40, words=[]), "killed", [])
     with pytest.raises(SystemExit):
         side.finish_with_kills(random.Random(0), 1)
     assert side.process.returncode == -signal.SIGKILL
