@@ -79,10 +79,8 @@ def test_what_passes_through_several_files_is_in_them(page: Path, head: str) -> 
             if word.endswith(".py"):
                 text = (PACKAGE / word).read_text()
             elif not word.endswith("()"):
-                assert re.search(rf"^ *(?:class |def |){word}\b(?=[:(]| =)", text, re.M), (
-                    way,
-                    word,
-                )
+                found = re.search(rf"^ *(?:(?:class|def) {word}\b|{word} = )", text, re.M)
+                assert found, (way, word)
 
 
 # --- the picture -----------------------------------------------------------------------------
