@@ -238,6 +238,7 @@ def test_it_goes_on_until_a_parameter_has_changed(
     main(Late, argv=ALWAYS)  # updates 1 to 5 have the rate 0
     shown = capfd.readouterr()
     assert "smoke test passed: 6 updates, validated, saved and loaded" in shown.out
+    assert " output " not in shown.err  # its directory does not stay
     assert "WARNING" not in shown.err
     main(type("AtZero", (Late,), {"rates": (0.0, 0.0)}), argv=ALWAYS)
     assert "passed: 52 updates, no parameter changed, val" in capfd.readouterr().out

@@ -8,8 +8,8 @@ nothing of the class is called, no `__init__` either. A thing that stands in a v
 written once; one that has a name (`Names`) is written as that name.
 
     arrays = {}
-    text = json.dumps(encode(value, "early_stopping", arrays))
-    value = decode(json.loads(text), "early_stopping", arrays)
+    text = json.dumps(Encoder(arrays).encode(value, "early_stopping"))
+    value = Decoder(arrays).decode(json.loads(text), "early_stopping")
     checksum(value)                          # over all that would be written
 """
 
@@ -64,7 +64,7 @@ from expbase.base.generator_states import (
 from expbase.base.gradients import gradient, set_gradient
 
 _LONG = 64  # a list with so many items may become an array
-_JSON = {type(None), bool, int, float, str}  # types that Python's JSON has; nan is NaN in it
+SIMPLE = {type(None), bool, int, float, str}  # types that Python's JSON has; nan is NaN in it
 _NUMBERS = {float: "d", int: "q"}  # types of numbers, a long list of which becomes an array
 _MANY = 1000  # a dict with so many items is written as keys and items, a list each
 _COLUMNS = "$columns"
@@ -131,34 +131,6 @@ class Encoded:
         text = json.dumps(self.content).encode()
         fetch(self.arrays.values())
         return checksum_of([text, *(array.data for array in self.arrays.values())])
-
-
-def encode(value: Any, path: str, arrays: dict[str, Array]) -> Any:
-    """Returns a value as JSON, from which `decode` makes the same value of the same type.
-
-    Args:
-        value: Any value, of lists, dicts and objects, too.
-        path: Its name. Arrays in it are named by the path to them, which begins with this one.
-        arrays: Gets the arrays and tensors that are in the value.
-
-    Raises:
-        TypeError: A part of the value cannot be saved.
-    """
-    return Encoder(arrays).encode(value, path)
-
-
-def decode(value: Any, path: str, arrays: Mapping[str, Array]) -> Any:
-    """Returns the value that `encode` has encoded.
-
-    Args:
-        value: What `encode` has returned.
-        path: That of `encode`.
-        arrays: Those that `encode` has filled.
-
-    Raises:
-        LookupError: A type, a class or an array of it is unknown.
-    """
-    return Decoder(arrays).decode(value, path)
 
 
 def checksum(value: Any) -> str:
@@ -264,7 +236,7 @@ class Encoder:
         Raises:
             TypeError: A part of the value cannot be saved.
         """
-        is_simple = not self._is_tolerant or type(value) in _JSON
+        is_simple = not self._is_tolerant or type(value) in SIMPLE
         return self._encode(value, path) if is_simple else self._or_class(self._encode, value, path)
 
     def _or_class(self, write: Callable[[Any, str], Any], value: Any, path: str) -> Any:
@@ -279,7 +251,7 @@ class Encoder:
 
     def _encode(self, value: Any, path: str) -> Any:
         kind = type(value)
-        if kind in _JSON and (kind is not int or -1 << 63 <= value < 1 << 63):
+        if kind in SIMPLE and (kind is not int or -1 << 63 <= value < 1 << 63):
             return value
         if kind is Encoded:
             self.arrays.update(value.arrays)
@@ -337,7 +309,7 @@ class Encoder:
         if kind is tuple and len({*map(len, items)}) == 1 and items[0]:
             columns = [[*column] for column in zip(*items, strict=True)]
             return {"$rows": [self.items(c, join(path, i)) for i, c in enumerate(columns)]}
-        if kinds <= _JSON - {int}:
+        if kinds <= SIMPLE - {int}:
             return [*items]
         return [self.encode(item, f"{path}.{i}") for i, item in enumerate(items)]
 

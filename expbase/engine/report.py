@@ -107,7 +107,7 @@ class Report:
             self.metrics.write(iteration, epoch, metrics, checkpoint=checkpoint)
 
     def last_line(self, iteration: int, epoch: int, *, is_alone: bool = False) -> None:
-        """Writes what was logged after the last line of training, by on_train_end say.
+        """Writes what was logged after the last line: in training, or by on_train_end.
 
         It is a collective unless this rank is alone, after a failure.
         """
@@ -133,6 +133,7 @@ class Report:
         plan = [] if self._start.read_only else [*self._plan(name)]
         for text in card.card(
             name,
+            "" if self._start.options.smoke else self._start.output,
             self._changes,
             layers,
             self._data.adapter,

@@ -560,12 +560,14 @@ class Run:
         self.events.fire("on_train_begin")
 
     def _end_training(self) -> None:
-        """Calls on_train_end, after a signal on_exception first; what is logged in on_train_end is
-        a line of its own. A signal that comes in a loop over data there leaves it.
+        """Calls on_train_end, after a signal on_exception first; what was logged before it, and in
+        it, are lines of their own. A signal that comes in a loop over data there leaves it.
         """
         loop = self.loop
         self.life = Life.ENDED
-        if not loop.has_finished:
+        if loop.has_finished:
+            self.report.last_line(loop.iteration, loop.shown_epoch)  # before those of a test, say
+        else:
             self.report.metrics.meter.clear()  # a checkpoint has it, for the line of the next start
         if (raised := loop.stopped_by.as_exception()) is not None:
             self._call_quietly("on_exception", raised)

@@ -13,6 +13,7 @@ from expbase.record.provenance import device, repeatable, versions
 
 def card(
     name: str,
+    output: str,
     changes: Mapping[str, Any],
     layers: Mapping[str, Any],
     adapter: LoaderAdapter,
@@ -23,11 +24,13 @@ def card(
 ) -> Iterator[str]:
     """Yields what there is, at the end of setup.
 
-    `changes` are config values that are not by default, `batches` those of an update on a rank,
-    `plan` rows that say when training ends, validates and saves.
+    `output` is the output directory ("": it does not stay), `changes` are config values that are
+    not by default, `batches` those of an update on a rank, `plan` rows that say when training ends,
+    validates and saves.
     """
     rows = [
         ("experiment", name),
+        *([("output", output)] if output else ()),
         *(("config", f"{key}={value!r}") for key, value in changes.items()),
         *_layer_rows(layers),
         ("data", _data(adapter, valid_loader, world_size)),

@@ -6,7 +6,7 @@ never asked; of an object with a `state_dict` of its own the checkpoint has all 
 
 Everything has the name that it has at the end of setup, wherever it stands since then.
 
-    found = find(vars(experiment), {"judge": experiment.judge})
+    found = found_in(Walk(None, vars(experiment), {"judge": experiment.judge}))
     state = found.state_dict()               # tensors by file, states by name
     if not found.problems(state):            # everything that does not fit
         found.load_state_dict(state)
@@ -272,13 +272,6 @@ class StatefulObjects(Part):
 
     def _innermost(self) -> dict[str, Any]:
         return {name: optimizers.innermost(o) for name, o in self.optimizers.items()}
-
-
-def find(
-    attributes: Mapping[str, Any], excluded: Mapping[str, Any] | None = None
-) -> StatefulObjects:
-    """Finds the layers, optimizers and other objects with a state among attributes."""
-    return found_in(Walk(None, attributes, excluded))
 
 
 def found_in(

@@ -128,6 +128,29 @@ class Judged(Tiny):
 SCORED = {**VALIDATED, "monitor": "score", "keep_last": 1}
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_last_line_of_training_stands_before_what_on_train_end_writes(
+    tmp_path: Path, killed: bool
+) -> None:
+    class Early(EarlyStopping, Judged):
+        def on_train_end(self) -> None:
+            super().on_train_end()
+            self.log(final=0.25)
+            if killed:
+                raise KeyboardInterrupt
+
+    options = {**SCORED, "max_iteration": 60, "log_interval": 5}
+    if killed:
+        with pytest.raises(KeyboardInterrupt):
+            trained(Early, tmp_path, **options)
+        killed = False
+    trained(Early, tmp_path, **options)
+    names = ("train/loss", "test/score", "other/score", "train/final")
+    last = [[name for name in names if name in line] for line in metrics(tmp_path)[-4:]]
+    assert last == [[name] for name in names]
+    assert metrics(tmp_path)[-4]["iteration"] == 12  # it stopped early
+
+
 def test_the_numbers_of_a_final_test_are_recorded_with_their_checkpoint(tmp_path: Path) -> None:
     trained(Judged, tmp_path, **SCORED)
     lines = [line for line in metrics(tmp_path) if "checkpoint" in line]

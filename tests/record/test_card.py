@@ -42,6 +42,7 @@ def test_the_card_says_what_there_is_before_the_first_batch(tmp_path: Path) -> N
     assert card.pop("versions").startswith("expbase ")
     assert card == {
         "experiment": "Tiny",
+        "output": str(tmp_path / "run"),
         "self.model": "90 parameters, 74 trainable",
         "data": "40 samples, 10 batches an epoch; validation: 10 samples",
         "update": "2 batches of 4 samples, 8 together",
