@@ -20,7 +20,7 @@ from paddle.io import DataLoader
 from expbase.checkpoint import layout, model_files
 from expbase.checkpoint.model_files import Rename
 from expbase.config import Config, get_default_training_config
-from expbase.engine import resume
+from expbase.engine import inspect_run, resume
 from expbase.engine.class_checks import check_arguments, check_attribute, raise_no_attribute
 from expbase.engine.evaluation import named_scalars
 from expbase.engine.internals import Internals
@@ -324,7 +324,7 @@ class ExperimentBase(Events):
         self.__run.life.need_open(self)
         if not self.__run.start.read_only:
             return self.__run.train()
-        resume.inspect(self.__run)
+        inspect_run.evaluate_or_export(self.__run)
 
     def close(self) -> None:
         """Calls terminal(), then undoes the steps of setup, the last one first.
@@ -699,7 +699,7 @@ class ExperimentBase(Events):
             RuntimeError: Training is under way, or has only been restored.
             CheckpointError: There is no such checkpoint, or it does not fit the experiment.
         """
-        resume.load_checkpoint(self.__run, which, run)
+        inspect_run.load_checkpoint(self.__run, which, run)
 
     def save_model(self, path: str | Path, layer: Any = None) -> None:
         """Writes the weights of a layer, on rank 0; the file is whole or not there.

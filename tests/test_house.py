@@ -185,7 +185,7 @@ def test_only_what_drives_a_run_takes_the_whole_of_it() -> None:
         for node in nodes(path)
         if isinstance(node, ast.ImportFrom) and node.module == "expbase.engine.run"
     }
-    assert taking == {"experiment", "engine.resume"}
+    assert taking == {"experiment", "engine.resume", "engine.inspect_run"}
 
 
 def test_no_attribute_of_a_part_is_assigned_from_outside() -> None:

@@ -153,7 +153,11 @@ class Gatherer:
     def _different(
         self, compared: Arrays, values: dict[str, Any], found: StatefulObjects
     ) -> tuple[set[Name], dict[str, Any]]:
-        """Returns the untrained tensors and values of this rank that differ from rank 0's."""
+        """Returns the tensors and values of this rank that differ from rank 0's.
+
+        Of what is trained a sample is compared. With `self._refuse`, which is given if
+        training.shares is on, all ranks have the same bits, and all is compared as the rest is.
+        """
         comparison = self._comparison
         trained = set() if self._refuse else trained_names(compared, found)
         watched = {name: compared[name] for name in comparison.not_known(trained, found)}
@@ -177,17 +181,22 @@ class Gatherer:
                 *(of[VALUES].get(HOOKED, ()) for of in (values_of_zero, values))
             )
             others[VALUES] -= hooked
-            arrays = {f"{VALUES}.{path.removesuffix('[:]')}" for path in hooked}
-            within = tuple(f"{name}{mark}" for name in arrays for mark in ".'#")
-            different -= {
-                (file, key)
-                for file, key in different
-                if file == ARRAYS and (key in arrays or key.startswith(within))
-            }
+            different -= _arrays_of(hooked, different)
         return different, {
             entry: {name: value for name, value in parts.items() if name in others[entry]}
             for entry, parts in values.items()
         }
+
+
+def _arrays_of(paths: Set[str], names: Set[Name]) -> set[Name]:
+    """Returns which of these arrays hold one of the values, or a part of one."""
+    values = {f"{VALUES}.{path.removesuffix('[:]')}" for path in paths}
+    within = tuple(f"{value}{mark}" for value in values for mark in ".'#")
+    return {
+        (file, key)
+        for file, key in names
+        if file == ARRAYS and (key in values or key.startswith(within))
+    }
 
 
 def _send(arrays: Arrays, memory: SnapshotBuffer) -> Arrays:

@@ -41,6 +41,7 @@ class DataPosition(Part):
         self.batch_in_epoch = 0  # batches that this rank has read in it
         self.resumed_within_epoch = False  # `load_state_dict` opened it; no batch was read since
         self.skips = Skips()  # what is left out
+        self.leaves_epochs = False  # see `attach`
         self._iteration = 0  # the iteration for which the last batch was read
         self._reads = 0  # batches read for that iteration
         self._batch_size: int | None = None  # when the epoch was opened
@@ -291,6 +292,7 @@ class DataPosition(Part):
         self._then = iteration, state
 
     def _ahead_of(self, iteration: int, state: Mapping[str, Any]) -> Fraction:
+        """Returns what `ahead` is for a start that goes on from the state of an iteration."""
         now = self.updates_per_epoch
         if now is None or state["updates_per_epoch"] in (None, str(now)):
             return fraction(state["ahead"])

@@ -17,7 +17,7 @@ from expbase.checkpoint.layout import NonFiniteError
 from expbase.doctor.before_training import keys_that_are_methods, misnamed_loaders
 from expbase.engine.internals import Internals
 from expbase.engine.run_states import Life
-from expbase.state.parts import sparse_under_adam
+from expbase.state.sparse_embeddings import sparse_under_adam
 
 
 def add_notes(experiment: Any, internals: Internals, error: BaseException) -> None:

@@ -23,7 +23,7 @@ class FirstSteps:
     """Waits for the first step of each optimizer.
 
     Args:
-        experiment: It.
+        experiment: Its class is asked who has written clip_gradients.
         internals: What can be read of its run.
         gradients: Has seen the backwards of the update.
     """

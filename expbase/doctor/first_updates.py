@@ -68,7 +68,7 @@ class FirstUpdates:
     """Looks after each of the first updates of a start, and then leaves.
 
     Args:
-        experiment: It.
+        experiment: Its counters, config and train_loader are read, and what its class has written.
         internals: What can be read of its run.
         warn: Called with each line.
     """

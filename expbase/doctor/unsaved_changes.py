@@ -186,7 +186,7 @@ class Audit:
     """Finds values that have changed and are in no checkpoint, and names them.
 
     Args:
-        experiment: It.
+        experiment: Its iteration, rank, log and directory are read; its values by `internals`.
         internals: What can be read of its run.
         conditions: Returns under which conditions setup has made all; "": nobody knows.
     """

@@ -1,6 +1,7 @@
-"""What a run says: the lines at log_interval, the card, the last lines.
+"""What a run says in training and at its end: the card, the lines at log_interval, the last ones.
 
-Formats are in metrics.py, meter.py and record/card.py; when something is said, run.py decides.
+Formats are in metrics.py, meter.py and record/card.py; when something is said, run.py and loop.py
+decide. The lines of a resume are resume.py's, but for what on_train_begin has left otherwise.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The validations and other evaluations of a start: what was made at which iteration, and came out.
+"""The evaluations of a start, its validations too: at which iteration each was, and its results.
 
 results = Results(experiment, start, evaluation=…, …)
 results.validate(iteration)                       # what is due: the user's evaluate()

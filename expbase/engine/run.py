@@ -7,7 +7,8 @@
     fail:   the one road of every failure
 
 The parts that last are made once, whole, in `Run.__init__`, and none knows the run. What needs a
-directory, ranks or data is made in setup. Finding a checkpoint and going on from it: resume.py.
+directory, ranks or data is made in setup. Finding a checkpoint and going on from it: resume.py; to
+only look at one: inspect_run.py.
 """
 
 from __future__ import annotations

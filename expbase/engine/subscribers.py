@@ -24,7 +24,7 @@ class Subscribers(Part):
     """What is called at the events of one experiment.
 
     Args:
-        experiment: It.
+        experiment: Its methods are called, and the listeners of its class.
         warn: Called with a line about a guest that has failed.
     """
 

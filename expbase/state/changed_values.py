@@ -92,6 +92,16 @@ class Place(NamedTuple):
 class Values(Part):
     """The values that training has changed: an entry of the checkpoint.
 
+    What it knows is set at four moments, and else only read:
+
+    - setup ends (`note_setup`): `_setup`, `_constants`, `_shapes`, `_made`, `_keys`, `_still`.
+    - A checkpoint is restored (`problems`, then `load_state_dict`): `_decoded`, `_nodes_then` and
+      `_not_made`; `_restored`, `_hooked_then`, and from the checkpoint what the saves before it had
+      noted: `_changed`, `_moved`, `_deleted`, `_ordered`.
+    - Training begins (`begin`): `_begun`, `_anew`, `_hooked`. `differences` empties `_restored`.
+    - A save (`state_dict`) adds to `_changed`, `_moved`, `_deleted`, `_ordered`, `_handled`,
+      `_large`.
+
     Args:
         reach: What the experiment leads to.
         told: Names the values that cannot be restored.

@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 
 import paddle
 from paddle.base.framework import EagerParamBase
-from paddle.nn import Embedding, Layer
-from paddle.optimizer import Adam
+from paddle.nn import Layer
 from paddle.optimizer.lr import LRScheduler
 
 from expbase.base.any_object import state_setter
@@ -490,22 +489,6 @@ def parameters_of(optimizer: Any) -> list[Any]:
     for item in groups or optimizer._parameter_list or []:
         parameters += list(item["params"]) if isinstance(item, dict) else [item]
     return parameters
-
-
-def sparse_embeddings(found: StatefulObjects) -> dict[str, Any]:
-    """Returns the Embeddings whose gradients have few rows, by path."""
-    embeddings = {path: one for path, one in found.sublayers() if isinstance(one, Embedding)}
-    return {path: one for path, one in embeddings.items() if one._sparse}
-
-
-def sparse_under_adam(found: StatefulObjects) -> dict[str, Any]:
-    """Returns those whose weights an Adam updates, and not lazily."""
-    # On the CPU that does not repeat: of five runs of bare paddle 3.3.1 the moments differed, and
-    # reached 3e28. SGD, Adagrad and lazy_mode=True repeat.
-    steps = map(optimizers.innermost, found.optimizers.values())
-    rough = [one for one in steps if isinstance(one, Adam) and not one._lazy_mode]
-    updated = {id(parameter) for one in rough for parameter in parameters_of(one)}
-    return {path: e for path, e in sparse_embeddings(found).items() if id(e.weight) in updated}
 
 
 def _described(tensors: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:

@@ -37,14 +37,9 @@ from expbase.experiment import ExperimentBase
 from expbase.mixins_in_front import put_in_front
 from expbase.ranks import collectives
 from expbase.state import optimizers
-from expbase.state.parts import (
-    StatefulObjects,
-    named_parameters,
-    parameters_of,
-    sparse_embeddings,
-    sparse_under_adam,
-)
+from expbase.state.parts import StatefulObjects, named_parameters, parameters_of
 from expbase.state.rollback import Rollback
+from expbase.state.sparse_embeddings import sparse_embeddings, sparse_under_adam
 from expbase.state.value_kinds import is_users
 from expbase.state.walk import LOADERS, nodes_in_layers
 from expbase.tools.child_processes import run_script, updates_path

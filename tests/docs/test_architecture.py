@@ -68,6 +68,21 @@ def test_each_place_is_one_file_with_what_is_named_of_it(page: Path, head: str) 
             assert re.search(rf"^ *(?:class|def) {name}\b", text, re.M), (file, name)
 
 
+@pytest.mark.parametrize(("page", "head"), [*zip(PAGES, ("a thing", "一件事"), strict=True)])
+def test_what_passes_through_several_files_is_in_them(page: Path, head: str) -> None:
+    """A name in brackets is of the file before it; a call, `save()`, is the user's."""
+    ways = [way for _, way in rows(page.read_text(encoding="utf-8"), head)]
+    assert len(ways) >= 11
+    for way in ways:
+        text = ""
+        for word in re.findall(r"`([^`]+)`", way):
+            if word.endswith(".py"):
+                text = (PACKAGE / word).read_text()
+            elif not word.endswith("()"):
+                found = re.search(rf"^ *(?:(?:class|def) {word}\b|{word} = )", text, re.M)
+                assert found, (way, word)
+
+
 # --- the picture -----------------------------------------------------------------------------
 
 

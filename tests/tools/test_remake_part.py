@@ -10,7 +10,7 @@ import pytest
 
 from expbase.checkpoint import layout, storage
 from expbase.config import ConfigError
-from expbase.tools import commands, remake_part
+from expbase.tools import recorded_commands, remake_part
 from expbase.tools.run_parts import History, Stretch
 
 
@@ -58,7 +58,7 @@ def test_a_path_that_leads_out_of_the_work_tree_is_found_from_its_copy_too(tmp_p
     ]
     expected = [*words]
     expected[1:3] = [f"--data={tmp_path}/data", f"{tmp_path}/data"]
-    assert [commands._from_outside(word, top, folder) for word in words] == expected
+    assert [recorded_commands._from_outside(word, top, folder) for word in words] == expected
 
 
 def test_a_part_leaves_nothing_in_the_temporary_directory(tmp_path: Path) -> None:
