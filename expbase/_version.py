@@ -1,3 +1,3 @@
 """The version, on its own: setup.cfg reads it without importing paddle."""
 
-__version__ = "1.0.0"
+__version__ = "1.1.0"

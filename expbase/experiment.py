@@ -21,10 +21,11 @@ from expbase.checkpoint import layout, model_files
 from expbase.checkpoint.model_files import Rename
 from expbase.config import Config, get_default_training_config
 from expbase.engine import resume
+from expbase.engine.class_checks import check_arguments, check_attribute, raise_no_attribute
 from expbase.engine.evaluation import named_scalars
 from expbase.engine.internals import Internals
 from expbase.engine.run import Run
-from expbase.engine.start import Start, check_arguments, check_attribute, raise_no_attribute
+from expbase.engine.start import Start
 from expbase.engine.stop import StopReason
 from expbase.events import Events
 from expbase.mixins_in_front import with_mixins
@@ -742,7 +743,7 @@ class ExperimentBase(Events):
         """
         layers = self.__run.state.saved().layers
         code = self.__run.checkpointer.code
-        self.__run.ledger.weights_from = model_files.load_model(
+        read = model_files.load_model(
             Path(path),
             layers,
             into,
@@ -752,6 +753,7 @@ class ExperimentBase(Events):
             logger=self.logger,
             code=code,
         )
+        self.__run.ledger.note_weights(read)
 
     def export(
         self, path: str | Path, input_spec: Sequence[Any] | None = None, layer: Any = None

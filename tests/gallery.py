@@ -40,7 +40,6 @@ CURVES: dict[str, Sequence[str]] = {
 LOGARITHMIC = ("line",)
 WIDTH = 1000  # pixels at most
 NUM_COLOURS = 200
-MAX_BYTES = 100_000
 
 
 def file_of(name: str) -> str:

@@ -132,24 +132,12 @@ def environment() -> dict[str, str]:
 def _library() -> ctypes.CDLL:
     library = ctypes.CDLL(str(Path(os.environ["CUSTOM_DEVICE_ROOT"]) / LIBRARY))
     library.pretend_count.restype = ctypes.c_long
-    for function in (library.pretend_used, library.pretend_peak):
-        function.restype = ctypes.c_size_t
     return library
 
 
 def counts() -> Counts:
     """What was counted in this process, which has the device, since its start."""
     return Counts(*(_library().pretend_count(which) for which in range(len(Counts._fields))))
-
-
-def used_bytes(number: int = 0) -> int:
-    """The memory of a device that is allocated now; paddle keeps what it has once had."""
-    return int(_library().pretend_used(number))
-
-
-def peak_bytes(number: int = 0) -> int:
-    """The most memory of a device that was allocated at a time."""
-    return int(_library().pretend_peak(number))
 
 
 if __name__ == "__main__":

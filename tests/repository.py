@@ -1,7 +1,10 @@
-"""What the tests of a run's code share: git repositories, out of reach of a person's settings."""
+"""What the tests of a run's code and of the package share: git repositories, out of reach of a
+person's settings, and setup.cfg.
+"""
 
 from __future__ import annotations
 
+import configparser
 import os
 import subprocess
 import sys
@@ -14,6 +17,12 @@ GIT = {
     **{f"GIT_{who}_NAME": "Nobody" for who in ("AUTHOR", "COMMITTER")},
     **{f"GIT_{who}_EMAIL": "nobody@example.org" for who in ("AUTHOR", "COMMITTER")},
 }
+
+
+def setup_cfg() -> configparser.ConfigParser:
+    parser = configparser.ConfigParser()
+    parser.read(Path(__file__).parents[1] / "setup.cfg")
+    return parser
 
 
 def git(folder: Path, *words: str) -> str:

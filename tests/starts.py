@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import shutil
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import mkdtemp
 from types import SimpleNamespace
 from typing import Any
 
-from expbase.base import json_values
+import paddle
+
 from expbase.base.arrays import Array, parse, serialize
+from expbase.base.json_values import Decoder, Encoder
 from expbase.doctor.doctor_file import FILE
 from expbase.doctor.unsaved_changes import Audit
+from expbase.state.parts import StatefulObjects, found_in
 from expbase.state.user_state import UserState
+from expbase.state.walk import Walk
 
 
 class Start:
@@ -121,6 +125,21 @@ def _tensors(saved: dict[str, Any]) -> dict[str, dict[str, Array]]:
     return {name: parse(data) for name, data in saved["files"].items()}
 
 
+def found_among(
+    attributes: Mapping[str, Any], excluded: Mapping[str, Any] | None = None
+) -> StatefulObjects:
+    """The layers, optimizers and other objects with a state among attributes."""
+    return found_in(Walk(None, attributes, excluded))
+
+
+def layer_and_optimizer(*, wrapped: bool) -> StatefulObjects:
+    """A layer of two parameters, in a wrapper or not, and its optimizer."""
+    layer = paddle.nn.Linear(2, 2)
+    optimizer = paddle.optimizer.Adam(parameters=layer.parameters())
+    found = found_among({"model": layer, "optimizer": optimizer})
+    return StatefulObjects(found.layers, found.optimizers, parallel={0: layer} if wrapped else {})
+
+
 def to_bytes(arrays: dict[str, Array]) -> bytes:
     """A file of tensors."""
     return b"".join(map(bytes, serialize(arrays)))
@@ -129,5 +148,5 @@ def to_bytes(arrays: dict[str, Array]) -> bytes:
 def through_json(value: Any) -> Any:
     """A value that was written and read."""
     arrays: dict[str, Array] = {}
-    text = json.dumps(json_values.encode(value, "part", arrays))
-    return json_values.decode(json.loads(text), "part", parse(to_bytes(arrays)))
+    text = json.dumps(Encoder(arrays).encode(value, "part"))
+    return Decoder(parse(to_bytes(arrays))).decode(json.loads(text), "part")

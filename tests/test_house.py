@@ -188,6 +188,19 @@ def test_only_what_drives_a_run_takes_the_whole_of_it() -> None:
     assert taking == {"experiment", "engine.resume"}
 
 
+def test_no_attribute_of_a_part_is_assigned_from_outside() -> None:
+    """What the run, its loop or an experiment has to tell a part, it tells by a method."""
+    assigned = [
+        f"{name_of(path)}:{node.lineno}: {ast.unparse(node)}"
+        for path in FILES
+        if name_of(path).startswith(("engine.", "experiment"))
+        for node in nodes(path)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        if re.fullmatch(r"(self|run)([.]__run)?([.][a-z]\w*)+", ast.unparse(node.value))
+    ]
+    assert assigned == []
+
+
 def test_options_are_read_in_one_place() -> None:
     read = [
         f"{name_of(path)}:{node.lineno}"
@@ -293,6 +306,17 @@ def derived_from(kind: type) -> Iterator[type]:
         yield from (one, *derived_from(one))
 
 
+def test_the_words_before_a_reason_for_not_exact_stand_once() -> None:
+    """Three files write them, and `verify` looks for them."""
+    writing = {
+        name_of(path)
+        for path in FILES
+        for node in nodes(path)
+        if isinstance(node, ast.Constant) and str(node.value).startswith("not exact:")
+    }
+    assert writing == {"record.logs"}
+
+
 def test_each_step_of_setup_is_undone_by_one_stack(tmp_path: Path) -> None:
     run = vars(make(Tiny, tmp_path / "run"))[RUN]
     stacks = [name for name, part in vars(run).items() if isinstance(part, ExitStack)]
@@ -331,6 +355,16 @@ def own_private_names(cls: ast.ClassDef) -> set[str]:
         if isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
     }
     return {name for name in methods if re.match(r"_[a-z]", name)} | assigned
+
+
+def test_no_two_classes_have_one_name() -> None:
+    """A search for a class finds it; the scripts in experiments/ are none of these files."""
+    owners: dict[str, list[str]] = {}
+    for path in FILES:
+        for node in tree(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                owners.setdefault(node.name, []).append(name_of(path))
+    assert {name: files for name, files in owners.items() if len(files) > 1} == {}
 
 
 def test_no_class_uses_a_private_name_of_another_one() -> None:

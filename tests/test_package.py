@@ -6,7 +6,6 @@ And what stands beside it: CITATION.cff, what CI does, and the commands of CONTR
 from __future__ import annotations
 
 import ast
-import configparser
 import os
 import re
 import shlex
@@ -19,6 +18,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from pages import code_of
+from repository import setup_cfg
 
 import expbase
 from expbase import __main__
@@ -78,12 +78,6 @@ def lines_of(text: str) -> set[str]:
     return {line for line in lines if line}
 
 
-def options() -> configparser.ConfigParser:
-    parser = configparser.ConfigParser()
-    parser.read(ROOT / "setup.cfg")
-    return parser
-
-
 def imported(path: Path) -> set[str]:
     """The top-level packages that a file imports anywhere in it."""
     names = set()
@@ -96,7 +90,7 @@ def imported(path: Path) -> set[str]:
 
 
 def test_installing_expbase_never_installs_a_paddle() -> None:
-    required = lines_of(options()["options"]["install_requires"])
+    required = lines_of(setup_cfg()["options"]["install_requires"])
     assert required
     assert not [name for name in required if name.lower().startswith("paddle")]
 
@@ -104,7 +98,7 @@ def test_installing_expbase_never_installs_a_paddle() -> None:
 def test_what_expbase_imports_is_declared_or_is_paddle_or_of_an_extra() -> None:
     # VisualDL's own server is one of Flask: ours only asks who calls it.
     known = {"yaml": "PyYAML", "paddle": None, "flask": None, "expbase": None}
-    parser = options()
+    parser = setup_cfg()
     declared = {Requirement(one).name for one in lines_of(parser["options"]["install_requires"])}
     files = [path for path in (ROOT / "expbase").rglob("*.py") if "experiments" not in path.parts]
     names = set().union(*map(imported, files)) - sys.stdlib_module_names
@@ -113,7 +107,7 @@ def test_what_expbase_imports_is_declared_or_is_paddle_or_of_an_extra() -> None:
 
 
 def test_requirements_txt_and_setup_cfg_name_the_same_ranges() -> None:
-    parser = options()
+    parser = setup_cfg()
     required = lines_of(parser["options"]["install_requires"])
     cpu = {f'{name}; extra == "cpu"' for name in lines_of(parser["options.extras_require"]["cpu"])}
     assert lines_of((ROOT / "requirements.txt").read_text()) == required | cpu
@@ -131,7 +125,7 @@ def test_requirements_txt_names_paddle_and_installs_none_over_a_users_own() -> N
 
 
 def test_who_installs_a_paddle_by_hand_gets_a_protobuf_that_fleet_can_use() -> None:
-    assert "protobuf>=3.20.2,<7" in lines_of(options()["options"]["install_requires"])
+    assert "protobuf>=3.20.2,<7" in lines_of(setup_cfg()["options"]["install_requires"])
 
 
 def test_the_exported_names_are_these_and_at_most_ten() -> None:
@@ -156,7 +150,7 @@ def test_yacs_and_visualdl_are_each_imported_in_one_file_and_in_no_experiment() 
 
 def test_types_are_shipped() -> None:
     assert (ROOT / "expbase" / "py.typed").exists()
-    assert {"py.typed", "*.pyi"} < {*options()["options.package_data"]["expbase"].split()}
+    assert {"py.typed", "*.pyi"} < {*setup_cfg()["options.package_data"]["expbase"].split()}
 
 
 def test_importing_expbase_does_nothing_that_importing_paddle_has_not_done() -> None:
@@ -195,7 +189,7 @@ def test_nothing_tells_anybody_to_install_the_expbase_of_another_project() -> No
 
 def test_the_experiments_are_shipped_as_they_are() -> None:
     assert (ROOT / "expbase/experiments").resolve() == ROOT / "experiments"  # git keeps the link
-    kept = options()["options.package_data"]["expbase"].split()
+    kept = setup_cfg()["options.package_data"]["expbase"].split()
     files = [path for path in (ROOT / "experiments").glob("*/*") if path.is_file()]
     assert [path for path in files if f"experiments/*/*{path.suffix}" not in kept] == []
 
@@ -203,7 +197,7 @@ def test_the_experiments_are_shipped_as_they_are() -> None:
 def test_the_citation_names_this_version() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert {"cff-version", "message", "title", "authors"} <= {*citation}  # as CFF 1.2.0 demands
-    metadata = options()["metadata"]
+    metadata = setup_cfg()["metadata"]
     assert (citation["cff-version"], citation["title"]) == ("1.2.0", metadata["name"])
     assert citation["version"] == expbase.__version__
     assert citation["license"] == metadata["license"]
@@ -218,7 +212,7 @@ def test_the_commands_of_contributing_are_those_that_there_are(
     for command in commands:
         match shlex.split(command):
             case ["pip", "install", "-e", extras]:
-                assert {*extras.strip(".[]").split(",")} <= {*options()["options.extras_require"]}
+                assert {*extras.strip(".[]").split(",")} <= {*setup_cfg()["options.extras_require"]}
             case ["python", "-m", "pytest", *words]:
                 text = "".join((ROOT / word).read_text() for word in words if "/" in word)
                 assert all(f"def {word}(" in text for word in words if word.startswith("test_"))

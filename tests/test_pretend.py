@@ -30,7 +30,7 @@ _CHOSEN = """
     engine/test_amp.py::test_an_update_waits_for_the_device_only_where_the_scaler_asks_it
     engine/test_resume.py::test_a_continued_run_ends_with_the_bits_of_one_that_was_not_interrupted
     engine/test_waits.py
-    ranks/test_device.py
+    ranks/test_set_device.py
 """.split()
 
 

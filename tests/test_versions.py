@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 import importlib
 import re
 import subprocess
@@ -13,6 +12,7 @@ from typing import Any
 import forks
 import paddle
 import pytest
+from repository import setup_cfg
 from tiny import TESTS, Tiny, make
 
 from expbase import ConfigError
@@ -28,12 +28,6 @@ def proof(monkeypatch: pytest.MonkeyPatch) -> Any:
     import versions
 
     return versions
-
-
-def setup_cfg() -> configparser.ConfigParser:
-    parser = configparser.ConfigParser()
-    parser.read(ROOT / "setup.cfg")
-    return parser
 
 
 def minors(text: str) -> set[str]:

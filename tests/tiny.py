@@ -25,7 +25,6 @@ from paddle.io import DataLoader, Dataset
 
 from expbase import Config, ExperimentBase, get_default_training_config
 
-Args = dict[str, Any] | None
 TESTS = Path(__file__).parent
 # Of a script that a test starts: this folder and those of the tests.
 FOLDERS = [TESTS, *(TESTS / name for name in ("engine", "extras", "checkpoint", "ranks"))]

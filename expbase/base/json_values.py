@@ -8,8 +8,8 @@ nothing of the class is called, no `__init__` either. A thing that stands in a v
 written once; one that has a name (`Names`) is written as that name.
 
     arrays = {}
-    text = json.dumps(encode(value, "early_stopping", arrays))
-    value = decode(json.loads(text), "early_stopping", arrays)
+    text = json.dumps(Encoder(arrays).encode(value, "early_stopping"))
+    value = Decoder(arrays).decode(json.loads(text), "early_stopping")
     checksum(value)                          # over all that would be written
 """
 
@@ -54,17 +54,17 @@ from expbase.base.any_object import (
 from expbase.base.arrays import ITEM_SIZES, LABELS, Array, fetch
 from expbase.base.errors import TypeMistake
 from expbase.base.files import checksum_of
-from expbase.base.gradients import gradient, set_gradient
-from expbase.base.random_generators import (
+from expbase.base.generator_states import (
     GENERATORS,
     generator_kind,
     generator_state,
     new_generator,
     set_generator_state,
 )
+from expbase.base.gradients import gradient, set_gradient
 
 _LONG = 64  # a list with so many items may become an array
-_JSON = {type(None), bool, int, float, str}  # types that Python's JSON has; nan is NaN in it
+SIMPLE = {type(None), bool, int, float, str}  # types that Python's JSON has; nan is NaN in it
 _NUMBERS = {float: "d", int: "q"}  # types of numbers, a long list of which becomes an array
 _MANY = 1000  # a dict with so many items is written as keys and items, a list each
 _COLUMNS = "$columns"
@@ -133,34 +133,6 @@ class Encoded:
         return checksum_of([text, *(array.data for array in self.arrays.values())])
 
 
-def encode(value: Any, path: str, arrays: dict[str, Array]) -> Any:
-    """Returns a value as JSON, from which `decode` makes the same value of the same type.
-
-    Args:
-        value: Any value, of lists, dicts and objects, too.
-        path: Its name. Arrays in it are named by the path to them, which begins with this one.
-        arrays: Gets the arrays and tensors that are in the value.
-
-    Raises:
-        TypeError: A part of the value cannot be saved.
-    """
-    return Encoder(arrays).encode(value, path)
-
-
-def decode(value: Any, path: str, arrays: Mapping[str, Array]) -> Any:
-    """Returns the value that `encode` has encoded.
-
-    Args:
-        value: What `encode` has returned.
-        path: That of `encode`.
-        arrays: Those that `encode` has filled.
-
-    Raises:
-        LookupError: A type, a class or an array of it is unknown.
-    """
-    return Decoder(arrays).decode(value, path)
-
-
 def checksum(value: Any) -> str:
     """Returns a checksum of a value, in hex, which is the same in any process.
 
@@ -169,14 +141,14 @@ def checksum(value: Any) -> str:
     return seen(value).content
 
 
-class Seen(NamedTuple):
+class ContentSum(NamedTuple):
     """What is to be compared later of a value."""
 
     content: str  # a checksum of all that would be written, in hex
     is_savable: bool
 
 
-def seen(value: Any, names: Names = NOTHING, *, is_inside: bool = False) -> Seen:
+def seen(value: Any, names: Names = NOTHING, *, is_inside: bool = False) -> ContentSum:
     """Looks at a value, to find out later whether it has changed.
 
     Args:
@@ -187,13 +159,13 @@ def seen(value: Any, names: Names = NOTHING, *, is_inside: bool = False) -> Seen
     if type(value) in (list, tuple, dict) and len(value) >= _LARGE and _is_plain(value):
         # As it would be written it takes ten times as long. Version 2 writes no references and no
         # interned strings, so equal values give equal bytes.
-        return Seen(f"{_WHOLE}{checksum_of([marshal.dumps(value, 2)]):08x}", True)
+        return ContentSum(f"{_WHOLE}{checksum_of([marshal.dumps(value, 2)]):08x}", True)
     encoder = Encoder({}, names, is_tolerant=True)
     content = encoder.inside(value, "") if is_inside else encoder.encode(value, "")
     number = Encoded(content, encoder.arrays).checksum()
     is_long = isinstance(value, (list, tuple, dict)) and len(value) >= _LARGE
     is_large = is_long or any(a.nbytes >= _LARGE_BYTES for a in encoder.arrays.values())
-    return Seen(f"{_WHOLE * is_large}{number:08x}", not encoder.has_opaque)
+    return ContentSum(f"{_WHOLE * is_large}{number:08x}", not encoder.has_opaque)
 
 
 def is_of_a_sample(one: str, other: str) -> bool:
@@ -264,7 +236,7 @@ class Encoder:
         Raises:
             TypeError: A part of the value cannot be saved.
         """
-        is_simple = not self._is_tolerant or type(value) in _JSON
+        is_simple = not self._is_tolerant or type(value) in SIMPLE
         return self._encode(value, path) if is_simple else self._or_class(self._encode, value, path)
 
     def _or_class(self, write: Callable[[Any, str], Any], value: Any, path: str) -> Any:
@@ -279,7 +251,7 @@ class Encoder:
 
     def _encode(self, value: Any, path: str) -> Any:
         kind = type(value)
-        if kind in _JSON and (kind is not int or -1 << 63 <= value < 1 << 63):
+        if kind in SIMPLE and (kind is not int or -1 << 63 <= value < 1 << 63):
             return value
         if kind is Encoded:
             self.arrays.update(value.arrays)
@@ -337,7 +309,7 @@ class Encoder:
         if kind is tuple and len({*map(len, items)}) == 1 and items[0]:
             columns = [[*column] for column in zip(*items, strict=True)]
             return {"$rows": [self.items(c, join(path, i)) for i, c in enumerate(columns)]}
-        if kinds <= _JSON - {int}:
+        if kinds <= SIMPLE - {int}:
             return [*items]
         return [self.encode(item, f"{path}.{i}") for i, item in enumerate(items)]
 

@@ -234,7 +234,7 @@ def trained_names(names: Iterable[Name], found: StatefulObjects) -> set[Name]:
 
 
 @dataclass
-class Opened:
+class OpenedOnRanks:
     """A checkpoint that verifies, on every rank."""
 
     info: dict[str, Any]  # of the manifest
@@ -254,7 +254,7 @@ class Opened:
         return values, len(of_ranks)
 
 
-def open_checkpoint(path: Path) -> Opened:
+def open_checkpoint(path: Path) -> OpenedOnRanks:
     """Opens a checkpoint on rank 0, and on the others, if each finds the same one at this path.
 
     They need not, but to send it takes longer, and memory for what is sent.
@@ -280,10 +280,10 @@ def open_checkpoint(path: Path) -> Opened:
     collectives.barrier("reading the checkpoint")
     is_seen = all(collectives.all_gather_object(bool(arrays)))
     info: dict[str, Any] = manifest["info"]
-    return Opened(info, storage.state_in(path, state, info), outline, arrays, is_seen)
+    return OpenedOnRanks(info, storage.state_in(path, state, info), outline, arrays, is_seen)
 
 
-def take(saved: Opened, found: StatefulObjects, num_ranks: int) -> tuple[Tensors, list[str]]:
+def take(saved: OpenedOnRanks, found: StatefulObjects, num_ranks: int) -> tuple[Tensors, list[str]]:
     """Returns the tensors that this rank needs from the state of `num_ranks`, and problems.
 
     With another number of ranks all get the state of rank 0, and pieces cannot be taken. A

@@ -1,5 +1,6 @@
-"""What the loops of a validation have read, on all ranks: no batch, or samples twice.
+"""What the loops of a validation have read, on all ranks: nothing, no batch, or samples twice.
 
+check_loops([1, 1])               # raises if some ranks have begun no loop
 read = what_was_read(loops)       # of this rank; those of all ranks are gathered
 check_read(loops, of_ranks)       # raises if no rank had a batch
 counted_twice(loops, of_ranks)    # {"self.valid_loader": "1 of 14 samples …"}
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from expbase.base.errors import ValueMistake
+from expbase.base.errors import RuntimeMistake, ValueMistake
 from expbase.data.loaders import Batches
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -40,6 +41,16 @@ def what_was_read(loops: Sequence[Batches], *, with_indices: bool = False) -> li
         indices = _as_array(loop.kept) if with_indices and loop.kept else None
         reads.append(Read(loop.has_none, used_up, indices))
     return reads
+
+
+def check_loops(begun: Sequence[int]) -> None:
+    """Raises a RuntimeError if valid() began loops over its data on some ranks only."""
+    if 0 in begun and any(begun):
+        raise RuntimeMistake(
+            f"valid: valid_batches() was called on rank {begun.index(max(begun))} and not on rank "
+            f"{begun.index(0)}, whose share of the data nobody validates. Call it on every rank: "
+            "look for `if self.rank == 0`, @rank_zero_only or a return before it."
+        )
 
 
 def check_read(loops: Sequence[Batches], of_ranks: Sequence[Sequence[Read]]) -> None:

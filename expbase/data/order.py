@@ -27,8 +27,8 @@ from paddle.io import (
 
 from expbase.base import rng
 from expbase.base.any_object import attributes_of, has_attributes, state_setter
+from expbase.base.generator_states import GENERATORS, generator_state, set_generator_state
 from expbase.base.processes import forking
-from expbase.base.random_generators import GENERATORS, generator_state, set_generator_state
 from expbase.state.rollback import Rollback
 from expbase.state.value_places import Node, WholeNode
 

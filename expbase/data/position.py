@@ -250,7 +250,7 @@ class DataPosition(Part):
         adapter = self.adapter
         if adapter.loader is None:
             return []
-        self.skips.done = [*state.get("skipped", [])]  # there was a time before it
+        self.skips.done = [*state["skipped"]]
         reasons = adapter.load_state_dict(state["loader"])
         there = state["layout"]
         now = self._layout
@@ -301,7 +301,7 @@ class DataPosition(Part):
             if state["layout"] != self._layout and self.samples_per_round:
                 batches = state["position"] // self.samples_per_round
             epochs += Fraction(batches, self.adapter.batches_per_epoch or 1) - 1
-        return iteration + len(state.get("skipped", ())) - epochs * now
+        return iteration + len(state["skipped"]) - epochs * now
 
     def close(self) -> None:
         """Ends worker processes. May be called twice."""

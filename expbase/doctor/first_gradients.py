@@ -122,11 +122,11 @@ class _Watched:
         self._uncleared: Any = None  # the gradient, if nobody clears it: one that was stepped with
         self._is_uncleared = False  # whether that was so at the last backward
         self._is_put_aside = False  # whether a backward of this update sees no gradient of before
-        self._trace: Trace | None = None  # of a step, from the last backward on
+        self._trace: StepTrace | None = None  # of a step, from the last backward on
 
     def note_backward(self, new: Any) -> None:
         """Notes what there is before a backward adds a gradient."""
-        self._trace = Trace(self._optimizer, [self._parameter])
+        self._trace = StepTrace(self._optimizer, [self._parameter])
         if not self._is_put_aside:
             self._note_before()
             if self._is_uncleared:
@@ -163,7 +163,7 @@ class _Watched:
         return None if grad is None else sample(grad)
 
 
-class Trace:
+class StepTrace:
     """What a step of an optimizer leaves: some parameters are others, and their accumulators.
 
     With a learning rate of 0 it is accumulators alone.

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from expbase.doctor.first_gradients import BY_EXPBASE, PLAIN, FirstGradients, Trace
+from expbase.doctor.first_gradients import BY_EXPBASE, PLAIN, FirstGradients, StepTrace
 from expbase.engine.internals import Internals
 from expbase.events import CALLED_BY
 
@@ -32,7 +32,7 @@ class FirstSteps:
         self._experiment = experiment
         self._internals = internals
         self._gradients = gradients
-        self._waits_for: list[tuple[str, Trace]] = []  # optimizers that have not stepped
+        self._waits_for: list[tuple[str, StepTrace]] = []  # optimizers that have not stepped
         self._has_clipped = False
         self._unscaled: Any = None  # what the scaler's last unscaling left
         self.told: set[str] = set()  # events that were told not to have come
@@ -40,7 +40,7 @@ class FirstSteps:
 
     def watch(self, optimizers: Mapping[str, Any]) -> None:
         """Begins to wait, before the first update."""
-        self._waits_for = [(name, Trace(each)) for name, each in optimizers.items()]
+        self._waits_for = [(name, StepTrace(each)) for name, each in optimizers.items()]
         self._unscaled = _unscaled_by(self._internals.grad_scaler)
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
 
 from expbase.base.gradients import gradient
-from expbase.doctor.first_gradients import FirstGradients, Trace
+from expbase.doctor.first_gradients import FirstGradients, StepTrace
 from expbase.doctor.first_steps import FirstSteps
 from expbase.doctor.loaders_by_hand import LoadersByHand
 from expbase.engine.internals import Internals
@@ -143,13 +143,15 @@ class FirstUpdates:
         if trained is None:
             return
         updates = self._experiment.iteration - self._loop_began
+        self._say(self._steps.look())
+        self._say(self._gradients.look())
+        self._say(self._by_hand.look(has_validated=self._internals.has_validated))
+        if self._is_between_looks(trained, updates):
+            return
         is_whole_run = updates == self._experiment.iteration and self._internals.is_ending
         is_late = updates == LOOK_AFTER or (is_whole_run and updates < LOOK_AFTER)
         is_early = updates == EARLY and not is_trial() and self._is_each_update_alike()
         self._has_looked |= is_late
-        self._say(self._steps.look())
-        self._say(self._gradients.look())
-        self._say(self._by_hand.look(has_validated=self._internals.has_validated))
         if is_late or updates == 1:
             self._say(self._trained_by_nobody())
         seen = [*self._seen_in_updates(trained, updates, is_late=is_late, is_early=is_early)]
@@ -159,6 +161,18 @@ class FirstUpdates:
         self._epochs_before = self._internals.epochs_ended
         if updates >= LOOK_AFTER and not trained.schedules:
             self._end_visit()
+
+    def _is_between_looks(self, trained: TrainedParameters, updates: int) -> bool:
+        """Whether nothing else is to be seen now, as after most updates; then it costs little."""
+        internals = self._internals
+        in_first_epoch = self._epochs_before == self._epochs_at_begin
+        return (
+            EARLY < updates < LOOK_AFTER
+            and internals.batches_read > 0
+            and internals.epochs_ended == self._epochs_before
+            and (in_first_epoch or not trained.schedules)
+            and not internals.is_ending
+        )
 
     def _say(self, texts: Iterable[str]) -> None:
         for text in texts:
@@ -200,7 +214,7 @@ class FirstUpdates:
                     f"{event} never came, at which the experiment acts; expected "
                     f"self.{CALLED_BY[event]}() in train_batch, which calls it."
                 )
-        if self._is_time_to_have_read(updates, is_late=is_time) and not internals.batches_read:
+        if not internals.batches_read and self._is_time_to_have_read(updates, is_late=is_time):
             yield READS_NOTHING
         is_next_epoch = self._epochs_before > self._epochs_at_begin
         if is_next_epoch or (is_late and not steps_by_epochs(type(self._experiment))):
@@ -249,7 +263,7 @@ class TrainedParameters:
         # That nobody has stepped, as far as was looked: by their optimizers, and where each stands.
         schedules = {n: r for n, r in rates.items() if isinstance(r, LRScheduler)}
         self.schedules = {name: (rate, _place(rate)) for name, rate in schedules.items()}
-        self._traces = {name: Trace(optimizers[name]) for name in self.schedules}
+        self._traces = {name: StepTrace(optimizers[name]) for name in self.schedules}
 
     def look(self) -> Iterator[str]:
         """Yields that nothing was trained: how it goes on after "in 1000 updates"."""

@@ -38,10 +38,11 @@ from expbase.base.any_object import (
 )
 from expbase.base.arrays import Array, fetch
 from expbase.base.files import checksum_of
+from expbase.base.generator_states import GENERATORS
 from expbase.base.json_values import bytes_of, is_of_a_sample
-from expbase.base.random_generators import GENERATORS
 from expbase.doctor import doctor_file
 from expbase.engine.internals import Internals
+from expbase.record.logs import NOT_EXACT
 from expbase.state.compare import as_text, is_same, is_value, look
 from expbase.state.reachable import BEYOND, GIVEN
 from expbase.state.unsavable import (
@@ -59,6 +60,7 @@ from expbase.state.value_places import WHOLE, LayerNode, Node, StatefulNode, cel
 from expbase.state.walk import LOADERS, MOST, Walk, WalkedNames
 
 UNKNOWN = "?"  # of what nobody can look into
+_MOST_LINKS = 8  # of iterators that read iterators: each one makes the text twice as long
 _RUN = "_ExperimentBase__run"
 # The content of an array, a list or a tensor in the data set of a loader.
 _SAMPLES = re.compile(rf"({'|'.join(LOADERS)})\.(.+\.)?dataset\..*\[:\]")
@@ -370,7 +372,7 @@ class Audit:
         ]
         lines = [f"{self._shown(path)}: {UNSET if path in once else LOST}" for path in lost]
         for text in shortened(lines):
-            self._warn(f"not exact: {text}")
+            self._warn(NOT_EXACT + text)
         if anew:
             self._say_anew([*dict.fromkeys(map(shown, anew))], self._other_samples(then, anew))
         for text in ways_out(lines):
@@ -409,9 +411,13 @@ class Stand:
     __hash__ = None  # type: ignore[assignment]
 
 
-def stands(value: Any) -> Stand | None:
+def stands(value: Any, links: int = _MOST_LINKS) -> Stand | None:
     """Returns the position of an iterator, a file, or the content of a piece of memory, a mapped
     file or what another process holds; None if it has none.
+
+    Args:
+        value: Anything.
+        links: Of an iterator that reads others, how many of them are looked into, one by one.
     """
     if isinstance(value, CODE):
         return None
@@ -423,7 +429,7 @@ def stands(value: Any) -> Stand | None:
     if callable(getattr(value, "readable", None)):
         return _in_file(value)
     if hasattr(value, "__next__"):
-        where = _in_iterator(value, 4)
+        where = _in_iterator(value, links)
         return Stand(object(), UNKNOWN) if where is None else Stand(where)
     if isinstance(value, np.random.BitGenerator):
         return Stand(repr(value.state))
@@ -473,7 +479,7 @@ def _in_file(file: Any) -> Stand | None:
         return Stand("in a loop")
 
 
-def _in_iterator(iterator: Any, depth: int) -> Any:
+def _in_iterator(iterator: Any, links: int) -> Any:
     """Returns the position of an iterator, from what it holds; None if it does not show it."""
     left = -1 if hasattr(iterator, "__len__") else operator.length_hint(iterator, -1)
     if left >= 0:
@@ -481,14 +487,14 @@ def _in_iterator(iterator: Any, depth: int) -> Any:
     if isinstance(iterator, itertools.count):
         return repr(iterator)
     found: list[Any] = []
-    for item in gc.get_referents(iterator) if depth else ():
+    for item in gc.get_referents(iterator) if links else ():
         for inner in item if isinstance(item, tuple) else (item,):
             if isinstance(inner, int):
                 found.append(inner)
             elif isinstance(inner, list):  # what a cycle has kept
                 found.append(len(inner))
             elif hasattr(inner, "__next__") and not isinstance(inner, type):
-                stand = stands(inner)
+                stand = stands(inner, links - 1)
                 if stand is None or stand.text == UNKNOWN:
                     return None
                 found.append(stand.text)

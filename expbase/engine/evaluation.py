@@ -20,7 +20,13 @@ from expbase.base.arrays import in_words, number
 from expbase.base.errors import RuntimeMistake, TypeMistake, ValueMistake
 from expbase.base.gradients import copies_of, set_gradient
 from expbase.config import ConfigError
-from expbase.data.evaluated_samples import Read, check_read, counted_twice, what_was_read
+from expbase.data.evaluated_samples import (
+    Read,
+    check_loops,
+    check_read,
+    counted_twice,
+    what_was_read,
+)
 from expbase.data.loaders import (
     Batches,
     LoaderAdapter,
@@ -28,8 +34,8 @@ from expbase.data.loaders import (
     adapt_loader,
     several_loaders,
 )
+from expbase.engine.leave_validation import ValidationExit
 from expbase.engine.start import Start
-from expbase.engine.stop import ValidationExit
 from expbase.ranks import collectives, compare_gathered
 from expbase.record.meter import Reading, SampleMeter, Taken, means_over
 from expbase.record.speed import Stopwatch
@@ -163,7 +169,7 @@ class Evaluation:
         read = what_was_read(self._running, with_indices=True)
         of_all = collectives.all_gather_object((*here, read))
         returned, taken, begun, read_on_ranks = zip(*of_all, strict=True)
-        compare_gathered.check_loops(begun)
+        check_loops(begun)
         if not any(begun):
             self._tell_unread_loader(has_logged=any(map(any, taken)))
         self._check_read([*read_on_ranks], iteration)

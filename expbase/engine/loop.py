@@ -24,6 +24,7 @@ from expbase.base.errors import AttributeMistake, RuntimeMistake, TypeMistake
 from expbase.checkpoint.checkpointer import Checkpointer
 from expbase.checkpoint.layout import NonFiniteError
 from expbase.data.position import DataPosition
+from expbase.engine.class_checks import need_super
 from expbase.engine.due import (
     END_EPOCH,
     ON_TRAIN_END,
@@ -35,11 +36,12 @@ from expbase.engine.due import (
     is_quiet,
     is_wanted,
 )
+from expbase.engine.leave_validation import ValidationLeft
 from expbase.engine.report import Report
 from expbase.engine.results import Results
 from expbase.engine.run_states import Life, Step
-from expbase.engine.start import Start, need_super
-from expbase.engine.stop import StopReason, StopRequests, ValidationLeft
+from expbase.engine.start import Start
+from expbase.engine.stop import StopReason, StopRequests
 from expbase.engine.subscribers import Subscribers
 from expbase.engine.update import Update
 from expbase.ranks import collectives
@@ -54,8 +56,13 @@ _SAVED = ("iteration", "epoch", "epochs_before", "todo")
 class Loop(Part):
     """The loop of one start.
 
+    `is_last`: the config asks for no iteration after the present one, which may be under way.
+    `is_over`: no iteration begins any more in this start, whatever the reason.
+    `has_finished`: it is over, by the config or by stop(), and nothing is left to do.
+
     Args:
         experiment: Its methods are called, as a user may have overridden them.
+        life: Returns where the run is in its life.
         ensure_restored: Called before the first iteration: restores, if run() has not yet.
     """
 
@@ -68,14 +75,15 @@ class Loop(Part):
     saved_at = -1  # the iteration of the last checkpoint
     _save_requested = False  # save() was called within the iteration
     epochs_before = 0  # epochs that were used up when the last iteration began
-    _began = -1  # the iteration at which training began in this start
-    _loop_began = -1  # the one at which going_on was called first
+    _training_began_at = -1  # the iteration at which this start begins to train
+    _loop_began_at = -1  # the one at which going_on was called first; a user's loop may never
 
     def __init__(
         self,
         experiment: Any,
         start: Start,
         *,
+        life: Callable[[], Life],
         ensure_restored: Callable[[], None],
         events: Subscribers,
         state: UserState,
@@ -91,6 +99,7 @@ class Loop(Part):
         self._experiment = experiment
         self._start = start
         self._training = start.training
+        self._life = life
         self._ensure_restored = ensure_restored
         self._events = events
         self._state = state
@@ -222,7 +231,7 @@ class Loop(Part):
         self.step = Step.ENDING
         self._stop.note_update()
         self._events.fire("on_train_batch_end")
-        if self.iteration == self._loop_began + 1:
+        if self.iteration == self._loop_began_at + 1:
             self._check_first_update()
         if self._has_nothing_to_do():  # as after most iterations
             self._report.move(self.iteration)
@@ -257,9 +266,9 @@ class Loop(Part):
         self._report.leave_log_to_zero()
         self._stop.start(self.iteration)
         self._stopwatch.start(self.iteration)
-        if self._began < 0:  # without run()
+        if self._training_began_at < 0:  # without run()
             self.note_begin()
-        self._loop_began = self.iteration
+        self._loop_began_at = self.iteration
         self._events.fire("begin")
         self.todo = self._without_validations(self.todo)  # the code may have no valid() any more
         if self.todo:
@@ -459,13 +468,11 @@ class Loop(Part):
         Within an iteration its update is not done. With what a continued run goes on from its
         start before was done.
         """
-        is_closed = (
-            self._experiment.internals.life is Life.CLOSED
-        )  # another process may have the run
+        is_closed = self._life() is Life.CLOSED  # another process may have the run
         if self.step is Step.WITHIN or self.failure is not None or is_closed:
             return False
-        is_at_end = self.is_over and self.results.under_way < 0 and self._began >= 0
-        is_at_begin = self.iteration == self._began and self.saved_at < 0
+        is_at_end = self.is_over and self.results.under_way < 0 and self._training_began_at >= 0
+        is_at_begin = self.iteration == self._training_began_at and self.saved_at < 0
         return self.step is Step.ENDING or is_at_end or is_at_begin
 
     # --- checkpoints ---------------------------------------------------------------------
@@ -559,7 +566,7 @@ class Loop(Part):
 
     def note_begin(self) -> None:
         """Notes from where training begins in this start."""
-        self._began = self.iteration
+        self._training_began_at = self.iteration
 
     def end_training(self, before: Samples) -> None:
         """Ends the loop after train(), maybe the user's; if it returned early, that is a stop().
@@ -575,7 +582,8 @@ class Loop(Part):
                 f"train: returned within iteration {self.iteration}; expected self.end_iteration() "
                 "after each self.train_batch()."
             )
-        if self._loop_began < 0 and self.iteration == self._began and before.have_changed():
+        is_uncounted = self._loop_began_at < 0 and self.iteration == self._training_began_at
+        if is_uncounted and before.have_changed():
             raise RuntimeMistake(
                 f"train: made updates and counted no iteration, so nothing can be saved of them; "
                 f"expected {LOOP}, or `self.iteration += 1` before each self.train_batch()."

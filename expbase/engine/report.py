@@ -25,6 +25,7 @@ from expbase.engine.start import Start
 from expbase.engine.stop import StopReason
 from expbase.ranks import collectives
 from expbase.record import card
+from expbase.record.logs import NOT_EXACT
 from expbase.record.metrics import MetricLog, words
 from expbase.record.progress_bar import is_terminal, progress_bar
 from expbase.record.speed import Stopwatch
@@ -92,7 +93,7 @@ class Report:
     def differences(self, lost: Sequence[str], otherwise: Sequence[str]) -> None:
         """Says what is not as it was at the checkpoint that was restored."""
         for text in lost:
-            self._logger.warning("not exact: %s", text)
+            self._logger.warning("%s", NOT_EXACT + text)
         for text in otherwise:
             self._logger.info("%s", text)
 

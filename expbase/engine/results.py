@@ -14,9 +14,10 @@ from typing import Any
 from expbase.base.errors import TypeMistake
 from expbase.checkpoint.checkpointer import Checkpointer
 from expbase.engine.evaluation import Evaluation, check_group, check_metric
+from expbase.engine.leave_validation import ValidationExit
 from expbase.engine.report import Report
 from expbase.engine.start import Start
-from expbase.engine.stop import StopRequests, ValidationExit
+from expbase.engine.stop import StopRequests
 from expbase.engine.subscribers import Subscribers
 from expbase.ranks import collectives
 from expbase.record.meter import means_over

@@ -21,7 +21,8 @@ from expbase.checkpoint.named import find_named
 from expbase.engine.run import Run
 from expbase.engine.run_states import Life
 from expbase.ranks import collectives, compare_gathered
-from expbase.record import digests, provenance
+from expbase.record import origin_digests, provenance
+from expbase.record.logs import NOT_EXACT
 from expbase.record.starts_and_ends import LEDGER
 
 
@@ -85,12 +86,12 @@ def resume_or_load(run: Run) -> None:
         run.loop.end_with_nothing_left()
         notes = [note for note in notes if note == checkpointer.changed_code]
     for note in notes:
-        run.start.warn(f"not exact: {note}")
+        run.start.warn(NOT_EXACT + note)
     _cut_logs(run, has_finished=has_finished and checkpointer.resumable is not None)
     run.life = Life.RESTORED
-    run.ledger.facts["resumed"] = path.name if path else None
+    run.ledger.note(resumed=path.name if path else None)
     doing = "the digests of what the run begins from"  # which may take long: of a slow disk
-    run.ledger.facts["began_from"] = collectives.on_rank_zero(lambda: _began_from(run, path), doing)
+    run.ledger.note(began_from=collectives.on_rank_zero(lambda: _began_from(run, path), doing))
 
 
 def _began_from(run: Run, path: Path | None) -> dict[str, str]:
@@ -111,16 +112,17 @@ def _began_from(run: Run, path: Path | None) -> dict[str, str]:
     if isinstance(options.data, (str, os.PathLike)) and options.data:
         data = run.start.path(os.fspath(options.data))
         if os.path.exists(data):
-            digests_of["--data"] = lambda: digests.of_path(data)
-    return {option: digests.or_reason(digest) for option, digest in digests_of.items()}
+            digests_of["--data"] = lambda: origin_digests.of_path(data)
+    return {option: origin_digests.or_reason(digest) for option, digest in digests_of.items()}
 
 
 def _of_weights(place: Path) -> str:
     """Returns the digest of a checkpoint, or of a file or a folder of weights."""
     if (place / layout.MANIFEST).exists():
         # It lists the checksum of each file, and each was compared when the checkpoint was chosen.
-        return f"{digests.of_path(place / layout.MANIFEST)}, a checkpoint's manifest"
-    return digests.of_path(place.parent if place.suffix == ".json" else place)  # a model in parts
+        return f"{origin_digests.of_path(place / layout.MANIFEST)}, a checkpoint's manifest"
+    in_parts = place.suffix == ".json"  # which lists the files beside it
+    return origin_digests.of_path(place.parent if in_parts else place)
 
 
 def _nothing_is_left(run: Run) -> bool:

@@ -49,8 +49,10 @@ from expbase.data.position import DataPosition
 from expbase.data.shared_memory import remove_left_files
 from expbase.data.workers import ReaderThreads, workers_end_with_this
 from expbase.engine import run_digest
+from expbase.engine.class_checks import check_valid_loader, need_super
 from expbase.engine.evaluation import Evaluation
 from expbase.engine.internals import Internals
+from expbase.engine.leave_validation import ValidationExit, ValidationLeft
 from expbase.engine.loop import Loop
 from expbase.engine.report import Report
 from expbase.engine.results import Results
@@ -59,13 +61,13 @@ from expbase.engine.run_states import Life, Step
 from expbase.engine.shares.share_checks import check_shares, refuse_different
 from expbase.engine.shares.shares_on_ranks import SharesOnRanks
 from expbase.engine.shares.states import ShareStates
-from expbase.engine.start import Start, check_valid_loader, need_super
-from expbase.engine.stop import StopReason, StopRequests, ValidationExit, ValidationLeft
+from expbase.engine.start import Start
+from expbase.engine.stop import StopReason, StopRequests
 from expbase.engine.subscribers import Subscribers
 from expbase.engine.update import Accumulation, Division, Update
 from expbase.ranks import collectives, compare_gathered, hang
-from expbase.ranks.device import set_device
-from expbase.record import digests, git, logs, provenance, sources
+from expbase.ranks.set_device import set_device
+from expbase.record import git, logs, origin_digests, provenance, sources
 from expbase.record.metrics import METRICS, MetricLog
 from expbase.record.speed import Stopwatch
 from expbase.record.starts_and_ends import DIGEST, LEDGER, Ledger, flat
@@ -126,6 +128,7 @@ class Run:
         self.loop = Loop(
             experiment,
             start,
+            life=lambda: self.life,
             ensure_restored=self._ensure_restored,
             events=self.events,
             state=self.state,
@@ -236,15 +239,15 @@ class Run:
             experiment.startup()
             experiment.check_setup()
             need_super("check_setup", is_done=self.life is Life.READY)
-            self.state.reach.is_named = True
+            self.state.reach.end_naming()
             self.state.note_setup()
             self.events.fire("ready")
             if start.writes:
-                self.ledger.facts["model"] = digests.or_reason(self._model)
+                self.ledger.note(model=origin_digests.or_reason(self._model))
 
     def _model(self) -> str:
         """Returns the digest of the parameters, the first thing that differs between machines."""
-        return digests.of_tensors(named_parameters(self.state.found()))
+        return origin_digests.of_tensors(named_parameters(self.state.found()))
 
     @contextlib.contextmanager
     def _in_setup(self) -> Iterator[None]:
@@ -421,7 +424,9 @@ class Run:
 
         It is collective: the ranks compare their samplers.
         """
-        check_valid_loader(self.experiment.valid_loader, self.start)
+        start = self.start
+        valid_loader = self.experiment.valid_loader
+        check_valid_loader(valid_loader, start.experiment, start.base, start.training)
         adapters = {}
         for name in ("self.valid_loader", "self.test_loader"):
             loader = getattr(self.experiment, name.removeprefix("self."))
@@ -457,8 +462,7 @@ class Run:
             "self.valid_loader": num_samples(experiment.valid_loader),
         }
         facts["self.valid_loader"] = f"{samples['self.valid_loader']} samples"
-        self.ledger.facts["loaders"] = {name: facts[name] for name in samples}
-        self.ledger.facts["samples"] = samples
+        self.ledger.note(loaders={name: facts[name] for name in samples}, samples=samples)
         compare_gathered.check_alike({**facts, **found.shapes()})
         self.update.note_ranks()
         self.update.wrappers.note_all()

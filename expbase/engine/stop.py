@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import enum
 import faulthandler
-import itertools
 import os
 import signal
 import sys
@@ -35,15 +34,13 @@ from expbase.base.processes import (
     stop_signals,
 )
 from expbase.base.terminal import say
-from expbase.ranks import collectives, store
+from expbase.ranks import collectives
 from expbase.record.speed import Stopwatch
 from expbase.record.starts_and_ends import STOP_FILE
 
 _NOW_SECONDS = 1.0  # a second Ctrl-C within this time means now
 _ASK_SECONDS = 0.5  # between two questions of the ranks to each other
-_LOOK_SECONDS = 0.1  # between two looks for a reason to leave a validation
 _HEARD = b"\nstops at the end of the update, or at the next batch of the validation\n"
-_exits = itertools.count()  # numbers those of this process
 
 
 class StopReason(enum.IntEnum):
@@ -186,7 +183,11 @@ class StopRequests:
         return iteration < self.next_iteration and not (self.reason or self._on_all_ranks)
 
     def agreed(self, iteration: int, *, ask_now: bool = False) -> StopReason:
-        """Returns why all ranks stop here, if they ask now; notes whether a save is due."""
+        """Returns why all ranks stop here, if they ask now; else why this one does, if it is alone.
+
+        It sets `is_save_due` anew each time, and where they have asked `next_iteration`, too, at
+        which all ranks ask again. They plan the same, so nobody waits in vain.
+        """
         self.is_save_due = False
         if self._on_all_ranks and not ask_now:
             self.agree_on_text()
@@ -260,49 +261,3 @@ class StopRequests:
         ignore_signals_at_exit(stop_signals())
         with handling(dict.fromkeys(stop_signals(), note)):
             yield
-
-
-class ValidationLeft(BaseException):
-    """A validation was left, since the run stops. Not an Exception: valid() should not catch it."""
-
-
-class ValidationExit:
-    """How all ranks leave a validation, when one of them has a reason to stop from outside.
-
-    A rank leaves before a batch, and says so in the processes' store. One that has read all its
-    batches waits for the others; it asks them to leave, and leaves when another one has. So nobody
-    leaves once all have come to where they wait for each other: all go on from there, or none does.
-    All ranks make the same ones, in the same order.
-    """
-
-    def __init__(self, requests: StopRequests) -> None:
-        number = next(_exits)
-        self._requests = requests
-        self._asked = f"expbase/asked/{number}"
-        self._left = f"expbase/left/{number}"
-        self._next_look = 0.0
-        self._is_time = False  # to look; not at each of many quick batches
-
-    def before_batch(self) -> None:
-        """Raises ValidationLeft if this rank, or another one, has a reason to stop."""
-        if self._has_reason() or self._asks(self._asked) or self._asks(self._left):
-            store.add(self._left, 1)
-            raise ValidationLeft
-
-    def while_waiting(self) -> None:
-        """Raises ValidationLeft if another rank has left; call it again and again."""
-        if self._has_reason():
-            store.add(self._asked, 1)
-        if self._asks(self._left):
-            raise ValidationLeft
-
-    def _has_reason(self) -> bool:
-        now = time.monotonic()
-        self._is_time = now >= self._next_look
-        if self._is_time:
-            self._next_look = now + _LOOK_SECONDS
-            self._requests.poll()
-        return self._requests.reason > StopReason.CALL
-
-    def _asks(self, key: str) -> bool:
-        return self._is_time and store.add(key, 0) > 0

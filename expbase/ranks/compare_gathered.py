@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from expbase.base.errors import RuntimeMistake, ValueMistake
+from expbase.base.errors import ValueMistake
 from expbase.ranks.collectives import all_gather_object
 
 _NOTHING = "not there"
@@ -51,16 +51,6 @@ def first_difference(of_ranks: Sequence[Mapping[str, Any]]) -> str:
                 ours, theirs = (of.get(name, _NOTHING) for of in (first, other))
                 return f"{name}: {ours} on rank 0, {theirs} on rank {rank}"
     return ""
-
-
-def check_loops(begun: Sequence[int]) -> None:
-    """Raises a RuntimeError if valid() began loops over its data on some ranks only."""
-    if 0 in begun and any(begun):
-        raise RuntimeMistake(
-            f"valid: valid_batches() was called on rank {begun.index(max(begun))} and not on rank "
-            f"{begun.index(0)}, whose share of the data nobody validates. Call it on every rank: "
-            "look for `if self.rank == 0`, @rank_zero_only or a return before it."
-        )
 
 
 def _is_same(one: Any, other: Any) -> bool:

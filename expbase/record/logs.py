@@ -22,6 +22,9 @@ from typing import Any
 from expbase.base.files import AppendedFile
 from expbase.base.terminal import behind, say
 
+# Before each reason why a resume is not exact; `verify` looks for it in the log.
+NOT_EXACT = "not exact: "
+
 _OF_BATCH_NORM = (
     "ignore", re.compile("When training, we now always track global mean"), UserWarning, None, 0,
 )  # fmt: skip

@@ -47,7 +47,15 @@ class Ledger(AppendedFile):
     def begin(self, path: Path, facts: Mapping[str, Any]) -> None:
         """Takes the file, once the directory is the run's, and facts of this start."""
         self.path = path
+        self.note(**facts)
+
+    def note(self, **facts: Any) -> None:
+        """Notes facts of this start; one of the same name takes the place of the one before."""
         self.facts |= facts
+
+    def note_weights(self, path: Path | None) -> None:
+        """Notes what load_model has read."""
+        self.weights_from = path
 
     def write_start(self, **facts: Any) -> None:
         """Appends that this start trains, with the facts that were gathered."""

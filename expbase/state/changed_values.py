@@ -31,15 +31,9 @@ from expbase.base.any_object import state_setter
 from expbase.base.arrays import describe
 from expbase.base.checkpoint_part import Part
 from expbase.base.errors import RuntimeMistake
-from expbase.base.json_values import Decoder, Encoded, Encoder, Names, not_savable
-from expbase.base.random_generators import GENERATORS, generator_kind
-from expbase.state.compare import (
-    SIMPLE,
-    as_text,
-    is_known,
-    is_same,
-    look,
-)
+from expbase.base.generator_states import GENERATORS, generator_kind
+from expbase.base.json_values import SIMPLE, Decoder, Encoded, Encoder, Names, not_savable
+from expbase.state.compare import as_text, is_known, is_same, look
 from expbase.state.reachable import Reach
 from expbase.state.schedule_constants import constants_in, follow
 from expbase.state.unsavable import Told

@@ -13,12 +13,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from expbase.base.files import checksum_of
-from expbase.base.json_values import Names, seen
+from expbase.base.json_values import SIMPLE, Names, seen
 from expbase.state.value_kinds import talks_to_the_world
 from expbase.state.value_places import WHOLE, StatefulNode
 from expbase.state.walk import Walk, unwrap
-
-SIMPLE = {type(None), bool, int, float, str}
 
 
 class Seen(NamedTuple):

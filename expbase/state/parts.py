@@ -6,7 +6,7 @@ never asked; of an object with a `state_dict` of its own the checkpoint has all 
 
 Everything has the name that it has at the end of setup, wherever it stands since then.
 
-    found = find(vars(experiment), {"judge": experiment.judge})
+    found = found_in(Walk(None, vars(experiment), {"judge": experiment.judge}))
     state = found.state_dict()               # tensors by file, states by name
     if not found.problems(state):            # everything that does not fit
         found.load_state_dict(state)
@@ -28,8 +28,8 @@ from expbase.base.any_object import state_setter
 from expbase.base.arrays import Array, describe, is_piece, local
 from expbase.base.checkpoint_part import Part
 from expbase.base.errors import ValueMistake
+from expbase.base.generator_states import GENERATORS, generator_kind
 from expbase.base.json_values import Names
-from expbase.base.random_generators import GENERATORS, generator_kind
 from expbase.state import optimizers
 from expbase.state.value_places import OptimizerNode, ParameterNode, ScheduleNode, StatefulNode
 from expbase.state.walk import AUTOMATIC, LOADERS, Walk, WalkedNames, reference
@@ -273,13 +273,6 @@ class StatefulObjects(Part):
 
     def _innermost(self) -> dict[str, Any]:
         return {name: optimizers.innermost(o) for name, o in self.optimizers.items()}
-
-
-def find(
-    attributes: Mapping[str, Any], excluded: Mapping[str, Any] | None = None
-) -> StatefulObjects:
-    """Finds the layers, optimizers and other objects with a state among attributes."""
-    return found_in(Walk(None, attributes, excluded))
 
 
 def found_in(

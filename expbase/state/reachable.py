@@ -54,6 +54,10 @@ class Reach:
         """Notes paths that are never saved; see ExperimentBase.exclude_from_state."""
         self._name(self.excluded, names)
 
+    def end_naming(self) -> None:
+        """Makes it an error to name more: setup is over."""
+        self.is_named = True
+
     def _name(self, noted: list[str], names: tuple[str, ...]) -> None:
         """Adds paths to `registered` or `excluded`; an error after setup, or if one is missing."""
         if self.is_named:

@@ -12,8 +12,8 @@ from typing import Any
 
 import paddle
 
+from expbase.base.generator_states import GENERATORS, generator_state, set_generator_state
 from expbase.base.gradients import gradient, set_gradient
-from expbase.base.random_generators import GENERATORS, generator_state, set_generator_state
 from expbase.state.value_places import WHOLE, Node, WholeNode
 
 _NOTHING: Any = object()

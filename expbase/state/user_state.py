@@ -15,7 +15,7 @@ from typing import Any
 
 from expbase.base.arrays import fetch
 from expbase.base.files import checksum_of
-from expbase.base.random_generators import GENERATORS
+from expbase.base.generator_states import GENERATORS
 from expbase.state import parts
 from expbase.state.changed_values import Values
 from expbase.state.reachable import Reach

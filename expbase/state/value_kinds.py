@@ -41,7 +41,7 @@ from expbase.base.any_object import (
     module_of,
     state_setter,
 )
-from expbase.base.random_generators import GENERATORS
+from expbase.base.generator_states import GENERATORS
 
 ATOMS = {type(None), bool, int, float, complex, str, bytes, range, slice}
 # What holds nothing that changes, whatever its class is derived from.

@@ -29,8 +29,8 @@ from expbase.base.any_object import (
     set_attribute,
     slots_of,
 )
+from expbase.base.generator_states import GENERATORS, generator_state, set_generator_state
 from expbase.base.gradients import gradient, set_gradient
-from expbase.base.random_generators import GENERATORS, generator_state, set_generator_state
 from expbase.state import optimizers
 from expbase.state.value_kinds import ATOMS, LEAVES, is_users
 

@@ -31,7 +31,7 @@ from expbase.tools.update_trace import (
 Updates = dict[tuple[int, int], dict[str, Any]]  # by iteration and rank: a line of repeat_update
 
 
-class Place(NamedTuple):
+class FirstDifference(NamedTuple):
     """Where two traces of one update part."""
 
     iteration: int
@@ -81,7 +81,7 @@ def where(processes: Sequence[Updates], by_hand: Sequence[str] = ()) -> Iterator
     yield f"causes to look at: {'; '.join(_causes(place, facts[0], by_hand, is_within=is_within))}."
 
 
-def _between(one: Updates, other: Updates) -> Place | None:
+def _between(one: Updates, other: Updates) -> FirstDifference | None:
     """Returns the first place at which the same updates of two processes differ."""
     for key in sorted(one.keys() & other.keys()):
         traces = (updates[key]["traces"][0] for updates in (one, other))
@@ -90,7 +90,7 @@ def _between(one: Updates, other: Updates) -> Place | None:
     return None
 
 
-def _within(updates: Updates) -> Iterator[Place]:
+def _within(updates: Updates) -> Iterator[FirstDifference]:
     """Yields places at which the makings of an update differ."""
     for (iteration, _), line in sorted(updates.items()):
         first, *others = line["traces"]
@@ -99,13 +99,15 @@ def _within(updates: Updates) -> Iterator[Place]:
                 yield place
 
 
-def _first(iteration: int, one: Mapping[str, Any], other: Mapping[str, Any]) -> Place | None:
+def _first(
+    iteration: int, one: Mapping[str, Any], other: Mapping[str, Any]
+) -> FirstDifference | None:
     """Returns where two traces part; None if they are the same."""
     for left, right in itertools.zip_longest(one["steps"], other["steps"]):
         if left != right:
             kind, name, _ = left or right
             logged = [a[0] for a, b in zip(one["logged"], other["logged"], strict=False) if a != b]
-            return Place(iteration, kind, name, tuple(dict.fromkeys(logged)))
+            return FirstDifference(iteration, kind, name, tuple(dict.fromkeys(logged)))
     return None
 
 
@@ -131,7 +133,9 @@ def _of_makings(processes: Sequence[Updates], *, is_within: bool, differs_across
     return f"{_operator(processes)}. {again} it differs{', too' if differs_across else ''}"
 
 
-def _in_words(place: Place, layers: Mapping[str, str], optimizers: Mapping[str, str]) -> str:
+def _in_words(
+    place: FirstDifference, layers: Mapping[str, str], optimizers: Mapping[str, str]
+) -> str:
     iteration, kind, name, logged = place
     layer = f"{name} ({layers.get(name)})"
     has_parts = any(path.startswith(f"{name}.") for path in layers)
@@ -155,7 +159,7 @@ def _in_words(place: Place, layers: Mapping[str, str], optimizers: Mapping[str, 
     return f"update {iteration}: {words[kind]}{logs}"
 
 
-def _of_data(place: Place, facts: Sequence[Mapping[str, Any]]) -> tuple[bool, str]:
+def _of_data(place: FirstDifference, facts: Sequence[Mapping[str, Any]]) -> tuple[bool, str]:
     """Returns whether data set or sampler differ in one process, too, and all of it in words."""
     here, other = facts[0], facts[-1]
     if place.kind == SAMPLES:
@@ -177,7 +181,11 @@ def _of_data(place: Place, facts: Sequence[Mapping[str, Any]]) -> tuple[bool, st
 
 
 def _causes(
-    place: Place | None, facts: Mapping[str, Any], by_hand: Sequence[str], *, is_within: bool
+    place: FirstDifference | None,
+    facts: Mapping[str, Any],
+    by_hand: Sequence[str],
+    *,
+    is_within: bool,
 ) -> Iterator[str]:
     """Yields the causes, those that the script has itself first."""
     sparse = facts["sparse_under_adam"]

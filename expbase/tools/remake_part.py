@@ -1,6 +1,6 @@
 """Makes one part of a run again, and compares it: its checkpoints, logged numbers, facts.
 
-made = make(history, Part(300, 420), commands, folder)
+made = make(history, Stretch(300, 420), commands, folder)
 made.problem        # why it is not the same; empty if it is
 """
 
@@ -20,8 +20,8 @@ from expbase.config import CONFIG, ConfigError, differences, flatten
 from expbase.engine.compare_runs import iteration_of, logged, what_is_saved
 from expbase.record.starts_and_ends import sessions
 from expbase.tools import train_again
-from expbase.tools.commands import Commands
-from expbase.tools.run_parts import History, Leg, Part
+from expbase.tools.recorded_commands import Commands
+from expbase.tools.run_parts import History, Leg, Stretch
 
 # The facts of a start that may explain a difference, likely causes first.
 _FACTS = (
@@ -45,7 +45,7 @@ class PartResult:
 class Made:
     """A part that was made again."""
 
-    part: Part
+    part: Stretch
     then: PartResult = field(default_factory=PartResult)
     now: PartResult = field(default_factory=PartResult)
     problem: str = ""  # why it is not the same; empty if it is
@@ -55,7 +55,7 @@ class Made:
     updates: list[str] = field(default_factory=list)  # a line about each, if they are asked for
 
 
-def make(history: History, part: Part, commands: Commands, folder: Path) -> Made:
+def make(history: History, part: Stretch, commands: Commands, folder: Path) -> Made:
     """Makes a part again in a folder, which is removed at the end, and compares it.
 
     Raises:
@@ -109,7 +109,7 @@ def _make(history: History, made: Made, commands: Commands, output: Path) -> Non
     made.problem = problem or _difference(made, here=commands.here)
 
 
-def _begin(history: History, part: Part, output: Path) -> None:
+def _begin(history: History, part: Stretch, output: Path) -> None:
     """Makes an output directory in which a command goes on from the state that a part begins at.
 
     Raises:
@@ -141,7 +141,7 @@ def _copy(checkpoint: Path, target: Path) -> None:
             shutil.copyfileobj(source, to)
 
 
-def _saved(history: History, part: Part) -> dict[str, Any]:
+def _saved(history: History, part: Stretch) -> dict[str, Any]:
     """Returns what the checkpoints of a part hold, by their names.
 
     Raises:
@@ -183,7 +183,7 @@ def _note_what_was_made(made: Made, legs: Sequence[Leg], output: Path) -> None:
     made.changed |= differences(*({"checkpoint": facts} for facts in checkpoints))
 
 
-def _names_at_end(history: History, part: Part) -> Collection[str] | None:
+def _names_at_end(history: History, part: Stretch) -> Collection[str] | None:
     """Returns what was logged at the last iteration of a part before other code went on from it;
     None if none did.
     """
@@ -193,7 +193,9 @@ def _names_at_end(history: History, part: Part) -> Collection[str] | None:
     return logged(history.run, part.last, until=later[0]["time"])
 
 
-def _of_part(part: Part, numbers: dict[str, Any], at_end: Collection[str] | None) -> dict[str, Any]:
+def _of_part(
+    part: Stretch, numbers: dict[str, Any], at_end: Collection[str] | None
+) -> dict[str, Any]:
     """Returns those numbers of one side that were logged after the first iteration of a part.
 
     Args:

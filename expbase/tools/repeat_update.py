@@ -5,7 +5,7 @@ It writes what went through each (update_trace.py); nondeterminism.py reads it.
     python repeat_update.py train.py --output runs/a …      # writes runs/a.updates.rank_0.jsonl
     python repeat_update.py -m package.train --output runs/a …
 
-How it trains is in the environment, as for fingerprints.py, and so is the iteration (FIRST) from
+How it trains is in the environment, as for verified_run.py, and so is the iteration (FIRST) from
 which on each update is made several times. Those before it are made once.
 """
 
@@ -48,7 +48,6 @@ from expbase.state.rollback import Rollback
 from expbase.state.value_kinds import is_users
 from expbase.state.walk import LOADERS, nodes_in_layers
 from expbase.tools.child_processes import run_script
-from expbase.tools.fingerprints import Verified
 from expbase.tools.update_trace import (
     AFTER,
     BATCH,
@@ -59,6 +58,7 @@ from expbase.tools.update_trace import (
     operators_of_paddle,
     traced_layers,
 )
+from expbase.tools.verified_run import Verified
 
 FIRST = "EXPBASE_REPEAT_FROM"
 TIMES = 4  # that an update is made

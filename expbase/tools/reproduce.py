@@ -32,9 +32,9 @@ from expbase.config import ConfigError
 from expbase.engine import run_digest
 from expbase.tools import add_tool, reproduce_receipts
 from expbase.tools.child_processes import ended_by_signals
-from expbase.tools.commands import Commands
+from expbase.tools.recorded_commands import Commands
 from expbase.tools.remake_part import Made, make
-from expbase.tools.run_parts import History, Part, history_of
+from expbase.tools.run_parts import History, Stretch, history_of
 from expbase.tools.runs import printable
 
 _UNTESTED = 125  # `git bisect run` skips a commit that answers so
@@ -112,7 +112,7 @@ def _of_digest(history: History, args: argparse.Namespace) -> tuple[History, str
     return replace(history, kept=[one for one in history.kept if written.binds(one)]), ""
 
 
-def _chosen(history: History, args: argparse.Namespace) -> list[Part]:
+def _chosen(history: History, args: argparse.Namespace) -> list[Stretch]:
     """Returns the parts that are to be made, in order."""
     if args.seed is not None and not args.parts:
         raise ConfigError("--seed: given without --parts, whose choice it decides.")
@@ -129,7 +129,7 @@ def _chosen(history: History, args: argparse.Namespace) -> list[Part]:
 
 
 def _make_all(
-    history: History, parts: list[Part], args: argparse.Namespace, folder: Path
+    history: History, parts: list[Stretch], args: argparse.Namespace, folder: Path
 ) -> list[Made]:
     """Makes parts again, some at once, and says what each has shown."""
     made: list[Made] = []
@@ -137,7 +137,7 @@ def _make_all(
 
     commands.check(leg for part in parts for leg in history.legs(part))
 
-    def begin(part: Part) -> Made:
+    def begin(part: Stretch) -> Made:
         return make(history, part, commands, folder / str(part.first))
 
     with ThreadPoolExecutor(args.jobs) as executor:
@@ -191,11 +191,11 @@ def _result(history: History, made: list[Made], args: argparse.Namespace) -> str
     return result
 
 
-def _what(parts: list[Part], history: History) -> str:
+def _what(parts: list[Stretch], history: History) -> str:
     """Returns which iterations some parts are, in words."""
     all_parts = history.parts() if history.kept else []
     if parts == all_parts:
-        whole = Part(parts[0].first, parts[-1].last)
+        whole = Stretch(parts[0].first, parts[-1].last)
         return str(whole) + f" in {len(parts)} parts" * (len(parts) > 1)
     end = max([*history.kept, parts[-1].last])
     return f"{', '.join(map(str, parts))} of {end}"

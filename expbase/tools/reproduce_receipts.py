@@ -18,7 +18,7 @@ from expbase.checkpoint import layout
 from expbase.config import ConfigError
 from expbase.engine.compare_runs import iteration_of, logged, what_is_saved
 from expbase.tools.remake_part import Made
-from expbase.tools.run_parts import History, Part
+from expbase.tools.run_parts import History, Stretch
 
 
 def write(
@@ -55,13 +55,13 @@ def _entry(made: Made) -> dict[str, Any]:
 def together(history: History, paths: Sequence[Path]) -> tuple[str, str]:
     """Returns why receipts do not show that a run is reproduced as a whole, or "", and a line."""
     there = logged(history.run)
-    parts: set[Part] = set()
-    problems: list[tuple[Part, str]] = []
+    parts: set[Stretch] = set()
+    problems: list[tuple[Stretch, str]] = []
     numbers: set[str] = set()
     saved: set[str] = set()
     for path in paths:
         for entry in _read(path):
-            part = Part(entry["first"], entry["last"])
+            part = Stretch(entry["first"], entry["last"])
             parts.add(part)
             numbers |= entry["then"]["numbers"].keys()
             saved |= entry["then"]["saved"].keys()
@@ -70,7 +70,7 @@ def together(history: History, paths: Sequence[Path]) -> tuple[str, str]:
     problem = min(problems)[1] if problems else _missing(history, parts, numbers, there)
     if problem:
         return problem, f"NOT REPRODUCED: {problem}"
-    what = f"{Part(history.first, history.kept[-1])}, by the receipts of {len(parts)} parts"
+    what = f"{Stretch(history.first, history.kept[-1])}, by the receipts of {len(parts)} parts"
     sizes = f"{len(saved)} checkpoints, {len(numbers)} logged numbers"
     return "", f"reproduced: {what}, the same bits ({sizes})"
 
@@ -112,7 +112,9 @@ def _does_not_fit(history: History, entry: Any, there: dict[str, Any]) -> str:
     return ""
 
 
-def _missing(history: History, parts: set[Part], numbers: set[str], there: dict[str, Any]) -> str:
+def _missing(
+    history: History, parts: set[Stretch], numbers: set[str], there: dict[str, Any]
+) -> str:
     """Returns what no receipt shows of a run; empty if they show all of it."""
     end = history.parts()[-1].last
     reached = history.first

@@ -33,8 +33,8 @@ _KINDS: dict[str, Any] = {
 }
 
 
-class Part(NamedTuple):
-    """Iterations of a run: those after `first`, and `last` is one of them."""
+class Stretch(NamedTuple):
+    """A part of a run: the iterations after `first`, and `last` is one of them."""
 
     first: int  # at whose state it begins
     last: int
@@ -64,13 +64,13 @@ class History:
         """The iteration at whose state the run began: 0, or that of another run's checkpoint."""
         return int(self.starts[0]["iteration"])
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[Stretch]:
         """Returns the parts between neighbours; a ConfigError if no checkpoint is kept."""
         if not self.kept:
             raise ConfigError(f"{self.run}: holds no checkpoint; expected --to N, the last one.")
-        return [Part(*pair) for pair in zip([self.first, *self.kept], self.kept, strict=False)]
+        return [Stretch(*pair) for pair in zip([self.first, *self.kept], self.kept, strict=False)]
 
-    def part(self, first: int | None, last: int | None) -> Part:
+    def part(self, first: int | None, last: int | None) -> Stretch:
         """Returns one part, by default from the beginning, and to the newest checkpoint.
 
         Raises:
@@ -94,14 +94,14 @@ class History:
                 f"{self.run}: --to {last} given; expected {begin + 1} to {reached}, the last "
                 "iteration that has a checkpoint or a line."
             )
-        return Part(begin, last)
+        return Stretch(begin, last)
 
-    def kept_in(self, part: Part) -> list[int]:
+    def kept_in(self, part: Stretch) -> list[int]:
         """Returns the iterations of the checkpoints that a part passes, in order."""
         first = [self.first] * (self.has_kept_first and part.first == self.first)
         return first + [iteration for iteration in self.kept if part.first < iteration <= part.last]
 
-    def legs(self, part: Part) -> list[Leg]:
+    def legs(self, part: Stretch) -> list[Leg]:
         """Returns how a part was trained: a run may be continued with other code or config."""
         legs = [Leg(self.maker(part.first + 1), part.last)]
         for iteration in sorted({start["iteration"] for start in self.starts}):

@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from expbase.base.arrays import number
 from expbase.checkpoint import layout
 from expbase.cli import adopt_aloud
 from expbase.config import Config, ConfigError
@@ -134,9 +135,7 @@ class Reproduced(ExperimentBase):
         super().log(mapping, *misplaced, **scalars)
         for update in _under_way if self.internals.phase == "train" else ():
             for name, value in {**(mapping or {}), **scalars}.items():
-                # float() of a tensor of shape [1] is an error with numpy 2.4.
-                number = value.item() if hasattr(value, "item") else value
-                update.logged.setdefault(name, []).append(float(number))
+                update.logged.setdefault(name, []).append(number(value))
 
 
 def saved_path(output: str | Path) -> Path:

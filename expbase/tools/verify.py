@@ -34,10 +34,11 @@ from expbase.checkpoint.named import find_at
 from expbase.cli import count
 from expbase.config import CONFIG, differences, load_yaml
 from expbase.engine.compare_runs import files, logged, values
+from expbase.record.logs import NOT_EXACT
 from expbase.tools import add_tool, make_folder, nondeterminism
 from expbase.tools.child_processes import ended_by_signals, kill
-from expbase.tools.fingerprints import KINDS, PLAN, killed_path, notes_path
 from expbase.tools.repeat_update import FIRST
+from expbase.tools.verified_run import KINDS, PLAN, killed_path, notes_path
 
 _DELAY = 0.02  # the longest time from the beginning of an iteration to a kill, in seconds
 _AGAIN = {"again": "the second time", "again-2": "the third time"}  # names of runs
@@ -55,7 +56,7 @@ _CAUSES = {
     "an object made in C is out of sight",
 }
 # Lines of a log on what a start has not restored.
-_LOST = re.compile(r"(?:not exact: |(?=sets, to whose items))(.*)")
+_LOST = re.compile(rf"(?:{NOT_EXACT}|(?=sets, to whose items))(.*)")
 _BY_HAND = re.compile(r"(a DataLoader of \S+|\S+) is read by hand: ")  # a line of the doctor
 _CAUSES_OF_RANKS = _CAUSES | dict.fromkeys(
     ("before", "after"),
@@ -202,7 +203,7 @@ class ComparedRun:
         self.directory = Path(args.output).absolute() / name
         self._args = args
         self._stderr = Path(f"{self.directory}.stderr")
-        self._program = "fingerprints.py"
+        self._program = "verified_run.py"
         self._variables: dict[str, str] = {}
         # What it trains by, whatever its config says.
         self.training = {
@@ -327,7 +328,7 @@ class ComparedRun:
         return [*dict.fromkeys(line for lines in found for line in lines)]
 
     def notes(self) -> dict[int, dict[str, Any]]:
-        """Returns the last note that `fingerprints` wrote about each update, by iteration.
+        """Returns the last note that `verified_run` wrote about each update, by iteration.
 
         The samples and batches of all ranks are in it.
         """

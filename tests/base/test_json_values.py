@@ -27,12 +27,20 @@ from expbase.base.arrays import Array, parse, serialize
 from expbase.base.json_values import checksum
 
 
+def encode(value: Any, path: str, arrays: dict[str, Array]) -> Any:
+    return json_values.Encoder(arrays).encode(value, path)
+
+
+def decode(content: Any, path: str, arrays: dict[str, Array]) -> Any:
+    return json_values.Decoder(arrays).decode(content, path)
+
+
 def carried(value: Any) -> Any:
     """A value through JSON and a file of tensors."""
     arrays: dict[str, Array] = {}
-    text = json.dumps(json_values.encode(value, "here", arrays))
+    text = json.dumps(encode(value, "here", arrays))
     copies = parse(b"".join(map(bytes, serialize(arrays))))
-    return json_values.decode(json.loads(text), "here", copies)
+    return decode(json.loads(text), "here", copies)
 
 
 class Color(enum.Enum):
@@ -248,7 +256,7 @@ def test_a_thing_that_stands_twice_is_one_thing_and_may_contain_itself() -> None
 def test_a_long_list_of_arrays_of_a_kind_is_one_array() -> None:
     rows = [(np.full(3, n, "float32"), n, n / 2, n % 2 == 0) for n in range(100)]
     arrays: dict[str, Array] = {}
-    json_values.encode(rows, "here", arrays)
+    encode(rows, "here", arrays)
     assert len(arrays) == 3
     back = carried(rows)
     assert [row[1:] for row in back] == [row[1:] for row in rows]
@@ -275,7 +283,7 @@ def test_two_arrays_never_share_a_place() -> None:
 
 def test_a_set_is_encoded_in_the_same_order_in_every_process() -> None:
     names = {f"name{number}" for number in range(20)}
-    assert json_values.encode(names, "here", {}) == {"$set": sorted(names)}
+    assert encode(names, "here", {}) == {"$set": sorted(names)}
 
 
 class Deleting:
@@ -295,7 +303,7 @@ def test_what_cannot_be_saved_is_named_with_its_place() -> None:
         return Local()
 
     with pytest.raises(TypeError, match=r"^buffer\.frames\.1: a object cannot be saved; expected"):
-        json_values.encode({"frames": [1, object()]}, "buffer", {})
+        encode({"frames": [1, object()]}, "buffer", {})
     refused: list[Any] = [
         defaultdict(lambda: 1), iter([1]), (n for n in [1]), len, lambda: 1, json, open(__file__),
         Deleting(), local(), paddle.nn.Linear(1, 1), random.SystemRandom(),
@@ -304,7 +312,7 @@ def test_what_cannot_be_saved_is_named_with_its_place() -> None:
     ]  # fmt: skip
     for value in refused:
         with pytest.raises(TypeError, match=r"^here\.x\b.*cannot be saved"):
-            json_values.encode({"x": value}, "here", {})
+            encode({"x": value}, "here", {})
     refused[6].close()
 
 
@@ -367,11 +375,11 @@ def test_equal_values_and_the_same_objects_have_one_checksum() -> None:
 
 
 def test_what_a_defaultdict_calls_is_no_class_of_the_library() -> None:
-    made = json_values.encode(defaultdict(list, a=[1]), "here", {})
-    assert json_values.decode(made, "here", {})["b"] == []
+    made = encode(defaultdict(list, a=[1]), "here", {})
+    assert decode(made, "here", {})["b"] == []
     made["$defaultdict"][0] = "subprocess.Popen"
     with pytest.raises(LookupError, match=r"no subprocess\.Popen is made from a file"):
-        json_values.decode(made, "here", {})
+        decode(made, "here", {})
 
 
 def test_a_checksum_of_what_is_large_is_not_taken_for_one_of_a_sample() -> None:

@@ -19,7 +19,7 @@ from tiny import DEVICE, Helped, Notes, Points, Tiny, same_bits, trained
 
 from expbase import on
 from expbase.base import rng
-from expbase.base.random_generators import generator_state, set_generator_state
+from expbase.base.generator_states import generator_state, set_generator_state
 from expbase.extras.all_events import AllEvents
 
 

@@ -1,12 +1,13 @@
 """What expbase costs where it is used: between the kernels of a real update, where caches are cold.
 
-    python tests/benchmarks/in_situ.py [--workers 0 2] [--chunks 100]
+    python tests/benchmarks/in_situ.py [--nets linear small conv] [--workers 0 2] [--chunks 100]
 
-A small convolutional net, batches of 32 of a data set with indices, 35 in an epoch. Twenty
-updates of expbase at the default settings and twenty of a bare loop over paddle's DataLoader, which
-logs as often, by turns in one process. Printed are the medians of the ratios of neighbouring
-chunks; paddle.Model.fit beside them; then, of a run of its own, the microseconds of each part of an
-update. What a hot loop shows (loop.py) is a fraction of that.
+Three nets, whose updates take some 0.6, 5 and 10 ms; batches of 32 of a data set with indices, 35
+in an epoch. Twenty updates of expbase at the default settings and twenty of a bare loop over
+paddle's DataLoader, which logs as often, by turns in one process. Printed are the medians of the
+ratios of neighbouring chunks, and of their differences; paddle.Model.fit beside them; then, of a
+run of its own, the microseconds of each part of an update. What a hot loop shows (loop.py) is a
+fraction of that.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from expbase import ExperimentBase  # noqa: E402
 UPDATES = 20  # of a chunk
 WARM = 3  # chunks that are not measured
 SAMPLES = 35 * 32
+NETS = {"linear": 0, "small": 6, "conv": 16}  # channels of its first convolution
 
 
 class Images(Dataset):
@@ -52,12 +54,15 @@ class Images(Dataset):
         return SAMPLES
 
 
-def net() -> Any:
-    """Takes some milliseconds for an update."""
+def net(name: str) -> Any:
+    """Returns one of the NETS."""
     nn = paddle.nn
+    if not (channels := NETS[name]):
+        return nn.Sequential(nn.Flatten(), nn.Linear(256, 10))
     return nn.Sequential(
-        nn.Conv2D(1, 16, 3), nn.BatchNorm2D(16), nn.ReLU(), nn.Conv2D(16, 32, 3), nn.ReLU(),
-        nn.MaxPool2D(2), nn.Flatten(), nn.Linear(1152, 10),
+        nn.Conv2D(1, channels, 3), nn.BatchNorm2D(channels), nn.ReLU(),
+        nn.Conv2D(channels, 2 * channels, 3), nn.ReLU(),
+        nn.MaxPool2D(2), nn.Flatten(), nn.Linear(72 * channels, 10),
     )  # fmt: skip
 
 
@@ -69,8 +74,8 @@ def loader(workers: int) -> DataLoader:
 class Bare:
     """The loop of somebody who uses no template."""
 
-    def __init__(self, workers: int, path: str) -> None:
-        self.model = net()
+    def __init__(self, name: str, workers: int, path: str) -> None:
+        self.model = net(name)
         self.optimizer = paddle.optimizer.Adam(1e-3, parameters=self.model.parameters())
         self.batches = self.forever(loader(workers))
         self.file = open(path, "w")
@@ -120,6 +125,7 @@ class Timed(paddle.callbacks.Callback):
 class InSitu(ExperimentBase):
     """The same, in expbase."""
 
+    net = ""
     workers = 0
     chunks = 0
     saves = 0
@@ -130,9 +136,9 @@ class InSitu(ExperimentBase):
         self.train_loader = loader(self.workers)
 
     def setup_model(self) -> None:
-        self.model = net()
+        self.model = net(self.net)
         self.optimizer = paddle.optimizer.Adam(1e-3, parameters=self.model.parameters())
-        self.bare = Bare(self.workers, str(self.output_dir / "bare.txt"))
+        self.bare = Bare(self.net, self.workers, str(self.output_dir / "bare.txt"))
         self.results = [], []
         self.exclude_from_state("bare", "results", *(["parts"] if self.parts is not None else []))
 
@@ -185,7 +191,9 @@ def silent() -> Iterator[None]:
             os.dup2(before, fd)
 
 
-def experiment(workers: int, chunks: int, save_interval: int, *, by_part: bool = False) -> InSitu:
+def experiment(
+    name: str, workers: int, chunks: int, save_interval: int, *, by_part: bool = False
+) -> InSitu:
     """Runs it; its `results` are the seconds of its chunks, and of those of the bare loop."""
     config = InSitu.default_config()
     config.training.max_iteration = 10**9
@@ -193,16 +201,16 @@ def experiment(workers: int, chunks: int, save_interval: int, *, by_part: bool =
     with tempfile.TemporaryDirectory() as folder, silent():
         args = argparse.Namespace(output=str(Path(folder) / "run"), device="cpu")
         exp = InSitu(config, args)
-        exp.workers, exp.chunks = workers, chunks
+        exp.net, exp.workers, exp.chunks = name, workers, chunks
         exp.parts = {} if by_part else None
         exp.setup()
         exp.run()
     return exp
 
 
-def fit(workers: int, chunks: int) -> list[float]:
+def fit(name: str, workers: int, chunks: int) -> list[float]:
     """Returns the seconds of chunks of paddle.Model.fit."""
-    model = paddle.Model(net())
+    model = paddle.Model(net(name))
     adam = paddle.optimizer.Adam(1e-3, parameters=model.parameters())
     model.prepare(adam, paddle.nn.CrossEntropyLoss())
     timed = Timed()
@@ -218,34 +226,45 @@ def ratio(one: list[float], other: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(one[WARM:], other[WARM:], strict=False))
 
 
+def more(one: list[float], other: list[float]) -> float:
+    """Returns the median of the differences of neighbours, in microseconds of an update."""
+    pairs = zip(one[WARM:], other[WARM:], strict=False)
+    return statistics.median(a - b for a, b in pairs) / UPDATES * 1e6
+
+
 def show(text: str) -> None:
     """Prints a line at once."""
     print(text, flush=True)
 
 
+def measure(name: str, workers: int, chunks: int) -> None:
+    """Prints what a net shows."""
+    what = f"{name}, {workers} workers"
+    for saves in (0, 50):
+        exp = experiment(name, workers, chunks, saves)
+        ours, bare = exp.results
+        each = statistics.median(bare[WARM:]) / UPDATES * 1e3
+        often = f"a save each {saves} updates" if saves else "no saves"
+        show(
+            f"{what}, {often}: {ratio(ours, bare):.3f} of {each:.2f} ms, "
+            f"{more(ours, bare):.0f} us more"
+        )
+    of_fit = statistics.median(fit(name, workers, chunks)[WARM:]) / UPDATES * 1e3
+    show(f"{what}, paddle.Model.fit: {of_fit / each:.3f} (not by turns)")
+    parts = experiment(name, workers, chunks, 0, by_part=True).parts or {}
+    number = (chunks - 1) * UPDATES
+    show("  ".join(f"{part} {s / number * 1e6:.0f} us" for part, s in parts.items()))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nets", nargs="+", choices=[*NETS], default=[*NETS])
     parser.add_argument("--workers", nargs="+", type=int, default=[0, 2])
     parser.add_argument("--chunks", type=int, default=100)
     args = parser.parse_args()
-    for workers in args.workers:
-        for saves in (0, 50):
-            exp = experiment(workers, args.chunks, saves)
-            ours, bare = exp.results
-            each = statistics.median(bare[WARM:]) / UPDATES * 1e3
-            what = f"a save each {saves} updates" if saves else "no saves"
-            print(
-                f"{workers} workers, {what}: {ratio(ours, bare):.3f} of {each:.2f} ms", flush=True
-            )
-        of_fit = statistics.median(fit(workers, args.chunks)[WARM:]) / UPDATES * 1e3
-        print(
-            f"{workers} workers, paddle.Model.fit: {of_fit / each:.3f} (not by turns)", flush=True
-        )
-        parts = experiment(workers, args.chunks, 0, by_part=True).parts or {}
-        number = (args.chunks - 1) * UPDATES
-        print(
-            "  ".join(f"{name} {s / number * 1e6:.0f} us" for name, s in parts.items()), flush=True
-        )
+    for name in args.nets:
+        for workers in args.workers:
+            measure(name, workers, args.chunks)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,8 @@ from paddle.io import DataLoader, Dataset, IterableDataset  # noqa: E402
 
 from expbase import ExperimentBase  # noqa: E402
 from expbase.ranks.launch import StopSignals, spawn  # noqa: E402
-from expbase.state import parts  # noqa: E402
+from expbase.state.parts import found_in  # noqa: E402
+from expbase.state.walk import Walk  # noqa: E402
 
 BATCHES = 100  # in an epoch
 BATCH_SIZE = 4
@@ -162,7 +163,7 @@ def growth(loader: str, iterations: int) -> str:
 
 def state_bytes(exp: ExperimentBase) -> int:
     """Of what a checkpoint of it holds."""
-    tensors, _ = parts.find(vars(exp)).state_dict()
+    tensors, _ = found_in(Walk(None, vars(exp))).state_dict()
     return sum(array.data.nbytes for arrays in tensors.values() for array in arrays.values())
 
 

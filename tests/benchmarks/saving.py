@@ -32,7 +32,8 @@ import paddle  # noqa: E402
 
 from expbase import ExperimentBase  # noqa: E402
 from expbase.checkpoint import storage  # noqa: E402
-from expbase.state import parts  # noqa: E402
+from expbase.state.parts import found_in  # noqa: E402
+from expbase.state.walk import Walk  # noqa: E402
 
 WIDTH = 2048
 
@@ -68,7 +69,7 @@ class Subjects:
         self.exp = Large(config, args)
         self.exp.setup()
         self.step()
-        tensors, _ = parts.find(vars(self.exp)).state_dict()
+        tensors, _ = found_in(Walk(None, vars(self.exp))).state_dict()
         self.files = {name: [a.data for a in arrays.values()] for name, arrays in tensors.items()}
         self.arrays = [array for arrays in self.files.values() for array in arrays]
         self.bytes = sum(array.nbytes for array in self.arrays)

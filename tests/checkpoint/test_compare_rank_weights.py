@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import paddle
 import pytest
+from starts import layer_and_optimizer
 from test_rank_state import Ranks, array
 from tiny import TESTS, run_ranks, same_bits
 
@@ -21,7 +22,7 @@ from expbase.base.arrays import Array, parse
 from expbase.checkpoint import rank_state
 from expbase.checkpoint.compare_rank_weights import Difference
 from expbase.checkpoint.layout import STATE_FILE
-from expbase.state.parts import StatefulObjects, find
+from expbase.state.parts import StatefulObjects
 
 LOGGER = logging.getLogger("expbase")
 WEIGHT = "moment1/model.weight"
@@ -194,14 +195,6 @@ def test_what_parts_after_the_first_checkpoint_is_told_once_and_its_causes_can_b
 # --- ranks that are threads --------------------------------------------------------------------
 
 
-def objects_of(*, wrapped: bool) -> StatefulObjects:
-    """A layer of three parts, in a wrapper or not, and its optimizer."""
-    layer = paddle.nn.Linear(2, 2)
-    optimizer = paddle.optimizer.Adam(parameters=layer.parameters())
-    found = find({"model": layer, "optimizer": optimizer})
-    return StatefulObjects(found.layers, found.optimizers, parallel={0: layer} if wrapped else {})
-
-
 def saves(
     monkeypatch: pytest.MonkeyPatch,
     of_rank: Any,
@@ -242,7 +235,7 @@ def test_what_parts_is_told_once_with_its_accumulators_and_noted_from_then_on(
         return {"model": layer, "optimizer": moments}
 
     caplog.set_level("WARNING", "expbase")
-    noted = saves(monkeypatch, of_rank, objects_of(wrapped=False), 5)
+    noted = saves(monkeypatch, of_rank, layer_and_optimizer(wrapped=False), 5)
     assert noted == [[], ["model.weight"], ["model.weight"], *[["model.bias", "model.weight"]] * 2]
     assert lines(caplog) == [
         f"model.{name} differs between the ranks{KEPT}" for name in ("weight", "bias")
@@ -252,7 +245,7 @@ def test_what_parts_is_told_once_with_its_accumulators_and_noted_from_then_on(
 def test_of_what_differs_rank_zeros_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     def gathered(rank: int) -> Any:
         tensors = {"model": {"weight": array(rank)}, "optimizer": {WEIGHT: array(5 + rank)}}
-        return rank_state.Gatherer(LOGGER).gather(objects_of(wrapped=True), tensors, {})
+        return rank_state.Gatherer(LOGGER).gather(layer_and_optimizer(wrapped=True), tensors, {})
 
     zero, _ = Ranks(monkeypatch, 2).run(gathered)
     assert zero.tensors == {"model": {"weight": array(0)}, "optimizer": {WEIGHT: array(5)}}
@@ -266,7 +259,7 @@ def test_when_a_sample_differs_all_is_compared(monkeypatch: pytest.MonkeyPatch) 
             "model": {"weight": Array.of(paddle.to_tensor(table)), "bias": array(rank * number)}
         }
 
-    noted = saves(monkeypatch, of_rank, objects_of(wrapped=True), 2)
+    noted = saves(monkeypatch, of_rank, layer_and_optimizer(wrapped=True), 2)
     assert noted == [[], ["model.bias", "model.weight"]]
 
 
@@ -278,7 +271,7 @@ def test_the_sample_moves_so_that_a_row_of_an_embedding_is_found(
         table[1234] = rank * (number > 0)  # 32 elements in a row, and one in 250 is looked at
         return {"model": {"weight": Array.of(paddle.to_tensor(table))}}
 
-    noted = saves(monkeypatch, of_rank, objects_of(wrapped=True), 20)
+    noted = saves(monkeypatch, of_rank, layer_and_optimizer(wrapped=True), 20)
     assert noted[0] == []
     assert noted[-1] == ["model.weight"]
 
@@ -286,7 +279,7 @@ def test_the_sample_moves_so_that_a_row_of_an_embedding_is_found(
 def test_what_one_rank_alone_has_frozen_is_told_on_both_and_nobody_waits(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    founds = [objects_of(wrapped=True) for _ in range(2)]
+    founds = [layer_and_optimizer(wrapped=True) for _ in range(2)]
     founds[1].layers["model"].weight.stop_gradient = True
 
     def of_rank(rank: int, number: int) -> Any:
@@ -300,7 +293,7 @@ def test_what_one_rank_alone_has_frozen_is_told_on_both_and_nobody_waits(
 def test_rates_are_compared_at_each_save_and_told_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = objects_of(wrapped=True)
+    found = layer_and_optimizer(wrapped=True)
     ranks = Ranks(monkeypatch, 2)
 
     def gathered(rank: int) -> list[Difference]:
@@ -326,7 +319,7 @@ def test_who_asks_is_handed_on_every_rank_what_all_have(monkeypatch: pytest.Monk
         gatherer = rank_state.Gatherer(LOGGER, on_difference=of_this.append)
         for number in range(3):
             moments = {WEIGHT: array(1, rank * number)}
-            gatherer.gather(objects_of(wrapped=True), {"optimizer": moments}, {})
+            gatherer.gather(layer_and_optimizer(wrapped=True), {"optimizer": moments}, {})
         return of_this
 
     for [of_rank] in Ranks(monkeypatch, 2).run(handed):

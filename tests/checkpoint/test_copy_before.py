@@ -97,7 +97,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def looks_at_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("expbase.engine.stop._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("expbase.engine.leave_validation._LOOK_SECONDS", 0.0)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from tiny import Tiny, run_of, trained
 from expbase.base.any_object import attributes_of, set_attribute
 from expbase.base.arrays import Array
 from expbase.base.files import DAMAGES
-from expbase.base.json_values import Encoded, checksum, decode
+from expbase.base.json_values import Decoder, Encoded, checksum
 from expbase.checkpoint import layout, storage
 from expbase.state.value_places import LayerNode, Node
 
@@ -123,7 +123,7 @@ HOSTILE: dict[str, Any] = {
 def test_what_no_run_has_saved_is_refused(kind: str) -> None:
     arrays = {name: array.copy() for name, array in ARRAYS.items()}
     with pytest.raises(DAMAGES):
-        decode(HOSTILE[kind], "value", arrays)
+        Decoder(arrays).decode(HOSTILE[kind], "value")
     assert set_by_property == []
 
 
@@ -132,7 +132,7 @@ def test_values_that_contain_each_other_too_deeply_are_refused() -> None:
     for _ in range(10**5):
         deep = [deep]
     with pytest.raises(RecursionError):
-        decode(deep, "value", {})
+        Decoder({}).decode(deep, "value")
 
 
 def test_a_checksum_of_what_stands_in_many_places_takes_no_longer() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import paddle
 import pytest
+from starts import found_among
 from tiny import DEVICE, TESTS, Tiny, make, run_script, same_bits
 
 from expbase.base.arrays import Array
@@ -24,7 +25,7 @@ from expbase.checkpoint import model_files, rank_state, storage
 from expbase.checkpoint.layout import FORMAT, CheckpointError
 from expbase.checkpoint.rank_state import GatheredState
 from expbase.ranks import collectives
-from expbase.state.parts import StatefulObjects, find
+from expbase.state.parts import StatefulObjects
 
 PARTS = TESTS / "proofs" / "parts.py"
 WORDS = ["--device", DEVICE, "--nprocs", "2", "data.expert=4", "training.max_iteration=4"]
@@ -151,17 +152,17 @@ def objects_of(*, piece: bool = False, sharded: bool = True) -> StatefulObjects:
     layer = paddle.nn.Linear(2, 2)
     layer.weight.is_distributed = piece
     make_one = Sharded if sharded else lambda of: paddle.optimizer.Adam(parameters=of.parameters())
-    return find({"model": layer, "optimizer": make_one(layer)})
+    return found_among({"model": layer, "optimizer": make_one(layer)})
 
 
 WEIGHT, BIAS = "m/model.weight", "m/model.bias"
 LOGGER = logging.getLogger("expbase")
 
 
-def opened(written: dict[str, dict[str, float]]) -> rank_state.Opened:
+def opened(written: dict[str, dict[str, float]]) -> rank_state.OpenedOnRanks:
     """What a checkpoint holds."""
     flat = {(file, key): array(v) for file, of in written.items() for key, v in of.items()}
-    return rank_state.Opened({}, b"", rank_state._outline(flat), flat, is_seen=True)
+    return rank_state.OpenedOnRanks({}, b"", rank_state._outline(flat), flat, is_seen=True)
 
 
 def numbers(tensors: Any) -> dict[str, list[float]]:
@@ -354,14 +355,14 @@ def test_an_optimizer_and_its_wrapper_are_one_and_the_wrapper_steps() -> None:
     layer = paddle.nn.Linear(2, 2)
     wrapper = Sharded(layer)
     for attributes in ({"inner": wrapper._optim, "outer": wrapper}, {"a": wrapper, "b": wrapper}):
-        assert [*find({"model": layer, **attributes}).optimizers.values()] == [wrapper]
+        assert [*found_among({"model": layer, **attributes}).optimizers.values()] == [wrapper]
 
 
 def test_a_layer_in_fleets_wrapper_goes_by_its_own_names() -> None:
     from paddle.distributed.fleet.meta_parallel.meta_parallel_base import MetaParallelBase
 
     layer = paddle.nn.Linear(2, 2)
-    found = find({"model": MetaParallelBase(layer, None, None)})
+    found = found_among({"model": MetaParallelBase(layer, None, None)})
     assert found.layers == {"model": layer}
     assert len(found.parallel) == 1
 
@@ -414,7 +415,7 @@ def test_a_tensor_with_a_placement_goes_on_exactly() -> None:
 
     one = made()
     step(*one)
-    found = find({"model": one[0], "optimizer": one[1]})
+    found = found_among({"model": one[0], "optimizer": one[1]})
     assert found.pieces() == {"model.weight"}
     tensors, values = found.state_dict()
     state = (
@@ -426,7 +427,7 @@ def test_a_tensor_with_a_placement_goes_on_exactly() -> None:
     )
     step(*one)
     other = made()
-    second = find({"model": other[0], "optimizer": other[1]})
+    second = found_among({"model": other[0], "optimizer": other[1]})
     assert second.problems(state) == []
     second.load_state_dict(state)
     step(*other)

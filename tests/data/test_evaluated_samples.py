@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 from driving import adapted, loader
 
-from expbase.data.evaluated_samples import Read, check_read, counted_twice, what_was_read
+from expbase.data.evaluated_samples import (
+    Read,
+    check_loops,
+    check_read,
+    counted_twice,
+    what_was_read,
+)
 from expbase.data.loaders import Batches
 
 
@@ -58,3 +64,10 @@ def test_a_loop_that_nobody_ran_to_its_end_is_not_empty() -> None:
     assert what_was_read(begun) == [Read(has_none=False)]
     assert [*begun[0]] == []
     assert what_was_read(begun) == [Read(has_none=True)]
+
+
+def test_a_validation_on_some_ranks_alone_is_an_error_that_names_one_of_each() -> None:
+    check_loops([0, 0])
+    check_loops([2, 1])
+    with pytest.raises(RuntimeError, match=r"was called on rank 1 and not on rank 0"):
+        check_loops([0, 3])

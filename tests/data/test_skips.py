@@ -18,7 +18,6 @@ from tiny import (
     Tiny,
     curve,
     ledger,
-    make,
     metrics,
     run_script,
     same_bits,
@@ -258,18 +257,6 @@ def test_a_number_that_was_in_time_is_not_told_again(
     assert "no effect" not in said
     assert "skip_updates: lacks" not in said
     assert said.count("left out the batches of") == 2
-
-
-def test_a_checkpoint_from_before_there_was_the_key_has_left_out_nothing(tmp_path: Path) -> None:
-    exp = make(Tiny, tmp_path / "run")
-    exp.setup()
-    data = vars(exp)["_ExperimentBase__run"].data
-    exp.read_batch()
-    state = data.state_dict()
-    assert state.pop("skipped") == []
-    data.load_state_dict(state)
-    assert data.skips.done == []
-    exp.close()
 
 
 def test_the_end_by_epochs_comes_earlier_and_a_schedule_stays_as_long(tmp_path: Path) -> None:

@@ -57,9 +57,9 @@ def test_the_imports_are_those_that_the_house_allows(page: Path) -> None:
 @pytest.mark.parametrize(
     ("page", "head"), [*zip(PAGES, ("you want to know", "你想知道"), strict=True)]
 )
-def test_each_of_fifteen_places_is_one_file_with_what_is_named_of_it(page: Path, head: str) -> None:
+def test_each_place_is_one_file_with_what_is_named_of_it(page: Path, head: str) -> None:
     places = [place for _, place in rows(page.read_text(encoding="utf-8"), head)]
-    assert len(places) == 15
+    assert len(places) >= 15
     for place in places:
         file, *names = re.findall(r"`([^`]+)`", place)
         text = (PACKAGE / file).read_text()

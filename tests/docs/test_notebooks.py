@@ -107,7 +107,7 @@ def test_the_first_cell_installs_the_wheel_and_no_other_paddle(
     kernel: Kernel, has_paddle: bool, extra: str
 ) -> None:
     """Where expbase is not there; the kernel of these tests has it, so that nothing was done."""
-    wheel = "paddle_expbase-1.0.0-py3-none-any.whl"
+    wheel = "paddle_expbase-1.1.0-py3-none-any.whl"
     missing = ("expbase",) if has_paddle else ("expbase", "paddle")
     kernel.run(f"""
 import importlib.util, pathlib

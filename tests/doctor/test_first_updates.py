@@ -123,6 +123,41 @@ def test_there_is_one_look_in_a_run_and_one_that_goes_on_has_more_time(
     assert "updates no parameter has" not in capfd.readouterr().err
 
 
+def test_after_the_early_look_what_comes_late_is_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Unstepped(Tiny):
+        def train_batch(self) -> None:
+            points, labels = self.read_batch()
+            self.backward(paddle.nn.functional.cross_entropy(self.model(points), labels))
+            self.step_optimizers()
+            self.log(nothing=0.0)
+
+    class Unread(Tiny):
+        def train_batch(self) -> None:
+            loss = self.model(paddle.ones([4, 4])).mean()
+            self.backward(loss)
+            self.step_optimizers()
+            self.optimizer._learning_rate.step()
+            self.log(loss=loss)
+            if self.iteration == 12:
+                self.stop()
+
+    class Idle(Tiny):
+        def train_batch(self) -> None:
+            self.read_batch()
+            self.log(remainder=self.iteration % 2)  # so that the early look is not taken
+
+    monkeypatch.setattr("expbase.doctor.first_updates.EARLY", 2)
+    often = {"max_iteration": 12, "save_interval": 0, "valid_interval": 0}
+    trained(Unstepped, tmp_path / "unstepped", **often)
+    assert "[11] in 11 updates nobody has stepped" in capfd.readouterr().err
+    trained(Unread, tmp_path / "unread", **often | {"max_iteration": 0, "max_epoch": 1})
+    assert "[10] in 10 updates train_batch did not call self.read_" in capfd.readouterr().err
+    trained(Idle, tmp_path / "idle", **often)
+    assert "[12] in 12 updates no" in capfd.readouterr().err
+
+
 def looks(step: Any) -> list[str]:
     """What is said after `step(layer, optimizer)`."""
     layer = paddle.nn.Linear(2, 2)

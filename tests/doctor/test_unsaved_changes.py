@@ -629,6 +629,23 @@ def test_code_and_what_talks_to_the_world_stand_nowhere() -> None:
         assert unsaved_changes.stands(value) is None, value
 
 
+def test_a_long_chain_of_iterators_has_no_known_position() -> None:
+    def chained(count: int) -> Any:
+        one: Any = iter([1, 2, 3])
+        for _ in range(count):
+            one = map(abs, one)
+        return one
+
+    few = chained(8)
+    assert unsaved_changes.stands(few) == unsaved_changes.stands(chained(8))
+    next(few)
+    assert unsaved_changes.stands(few) != unsaved_changes.stands(chained(8))
+    for count in (9, 5000):
+        stand = unsaved_changes.stands(chained(count))
+        assert stand is not None
+        assert stand.text == unsaved_changes.UNKNOWN
+
+
 def test_what_ipython_puts_into_a_notebook_is_not_the_users() -> None:
     class Shell:
         user_ns_hidden = {"In": None, "get_ipython": None}  # noqa: RUF012

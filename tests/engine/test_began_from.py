@@ -13,7 +13,7 @@ from tiny import Tiny, curve, ledger, run_script, trained
 
 from expbase.checkpoint import storage
 from expbase.ranks import collectives
-from expbase.record import digests
+from expbase.record import origin_digests
 from expbase.tools.runs import read_run
 from expbase.tools.show import lines_about
 
@@ -85,10 +85,11 @@ def test_what_an_initial_model_means_is_noted(tmp_path: Path) -> None:
     first = trained(Tiny, tmp_path / "first", max_iteration=1)
     first.save_model(tmp_path / "folder/model.safetensors")
     manifest = tmp_path / "first/checkpoints/step-00000001/manifest.json"
-    assert noted("of a run", "first").startswith(digests.of_path(manifest))
-    assert noted("of a file", "folder") == digests.of_path(tmp_path / "folder/model.safetensors")
+    assert noted("of a run", "first").startswith(origin_digests.of_path(manifest))
+    file = tmp_path / "folder/model.safetensors"
+    assert noted("of a file", "folder") == origin_digests.of_path(file)
     in_parts(tmp_path / "folder")
-    assert noted("of parts", "folder") == digests.of_path(tmp_path / "folder")
+    assert noted("of parts", "folder") == origin_digests.of_path(tmp_path / "folder")
 
 
 def test_data_are_noted_by_each_start_if_they_are_files(
@@ -107,7 +108,7 @@ def test_data_are_noted_by_each_start_if_they_are_files(
         monkeypatch.chdir(tmp_path)
         trained(Moving, tmp_path / "run", {"data": "data"}, max_iteration=last)
         found.append(began_from(tmp_path / "run"))
-    assert found == [{"--data": digests.of_path(tmp_path / "data")}] * 2
+    assert found == [{"--data": origin_digests.of_path(tmp_path / "data")}] * 2
 
 
 @pytest.mark.parametrize("data", ["https://example.org/points", "", {"of": "a script"}])
@@ -135,7 +136,7 @@ def test_other_ranks_wait_for_slow_data_where_they_may_wait_long(
             within.pop()
 
     monkeypatch.setattr(collectives, "on_rank_zero", noted)
-    monkeypatch.setattr(digests, "of_path", lambda path: asked.append([*within]) or "")
+    monkeypatch.setattr(origin_digests, "of_path", lambda path: asked.append([*within]) or "")
     trained(Tiny, tmp_path / "run", {"data": str(tmp_path)}, max_iteration=1)
     assert asked == [["the digests of what the run begins from"]]
 
@@ -144,8 +145,8 @@ def test_a_digest_that_fails_ends_no_run(tmp_path: Path, monkeypatch: pytest.Mon
     def fail(*args: Any) -> str:
         raise PermissionError(13, "Permission denied", str(tmp_path))
 
-    monkeypatch.setattr(digests, "of_path", fail)
-    monkeypatch.setattr(digests, "of_tensors", fail)
+    monkeypatch.setattr(origin_digests, "of_path", fail)
+    monkeypatch.setattr(origin_digests, "of_tensors", fail)
     trained(Tiny, tmp_path / "run", {"data": str(tmp_path)}, max_iteration=1)
     start = start_of(tmp_path / "run")
     assert start["began_from"] == {"--data": "not known: Permission denied"}
@@ -181,7 +182,7 @@ def test_noting_the_first_weights_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained(Tiny, tmp_path / "with", max_iteration=2)
-    monkeypatch.setattr(digests, "of_tensors", lambda named: "")
+    monkeypatch.setattr(origin_digests, "of_tensors", lambda named: "")
     trained(Tiny, tmp_path / "without", max_iteration=2)
     for file in ("model.safetensors", "optimizer.safetensors", "state.json"):
         one, other = (tmp_path / name / "checkpoints/step-00000002" for name in ("with", "without"))

@@ -329,7 +329,8 @@ def test_a_time_limit_shorter_than_setup_lets_each_start_make_an_update(
     seconds = itertools.count(0, 100)
     hasty = partial(StopRequests, clock=seconds.__next__)
     monkeypatch.setattr(run_file, "StopRequests", hasty)
-    monkeypatch.setattr("expbase.engine.stop._LOOK_SECONDS", 0)  # at each batch of a validation
+    # At each batch of a validation.
+    monkeypatch.setattr("expbase.engine.leave_validation._LOOK_SECONDS", 0)
     for iteration in (1, 2, 3):
         with pytest.raises(SystemExit) as ended:
             trained(Tiny, tmp_path / "run", valid_interval=1, time_limit_seconds=9)

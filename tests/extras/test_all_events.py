@@ -23,7 +23,7 @@ from expbase.extras.prediction import Prediction
 from expbase.mixins_in_front import put_in_front, users_class
 from expbase.record.sources import Code
 from expbase.smoke import Smoke
-from expbase.tools.fingerprints import PLAN, Verified, notes_path
+from expbase.tools.verified_run import PLAN, Verified, notes_path
 
 
 class Heard(AllEvents, Helped):

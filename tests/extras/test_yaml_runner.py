@@ -471,8 +471,6 @@ def test_a_file_with_the_name_of_a_module_is_refused(workspace: Path) -> None:
 
 # --- mistakes --------------------------------------------------------------------------------
 
-RUNNER = "\nrunner:\n- {name: a, class: train"
-
 
 @pytest.mark.parametrize(
     ("text", "message"),

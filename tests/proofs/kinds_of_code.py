@@ -9,7 +9,7 @@ import kinds_of_objects
 import numpy as np
 import paddle
 from kinds import EITHER, LOUD, Kind, Points
-from kinds_of_values import Box, number
+from kinds_of_values import Box, counting, number
 from paddle.io import DataLoader
 
 COUNT = 0
@@ -19,17 +19,6 @@ METER = Box(total=0)
 
 
 # Closures and functions
-
-
-def counting() -> Any:
-    count = 0
-
-    def step() -> int:
-        nonlocal count
-        count += 1
-        return count
-
-    return step
 
 
 class Closure(Kind):

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import paddle
 from kinds import LOUD, REFUSED, TOLD, Kind, Points, is_killed
-from kinds_of_values import Box, number
+from kinds_of_values import Box, counting, number
 from paddle import nn, optimizer
 from paddle.io import DataLoader
 from paddle.optimizer import lr
@@ -926,22 +926,11 @@ class AttributesOfAHelpersClass(Kind):
         return self.helper.register(f"{self.iteration}")
 
 
-def _counting() -> Callable[[], int]:
-    count = 0
-
-    def step() -> int:
-        nonlocal count
-        count += 1
-        return count
-
-    return step
-
-
 class CellOfAClosure(Kind):
     expected = TOLD
 
     def make(self) -> None:
-        self.helper = Box(step=_counting())
+        self.helper = Box(step=counting())
 
     def use(self) -> float:
         return number(self.helper.step())

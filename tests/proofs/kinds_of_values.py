@@ -28,6 +28,18 @@ from kinds import EXACT, LOUD, Kind, Points
 from paddle.io import BatchSampler, DataLoader, Sampler
 
 
+def counting() -> Callable[[], int]:
+    """A function that counts its calls in a variable of its closure."""
+    count = 0
+
+    def step() -> int:
+        nonlocal count
+        count += 1
+        return count
+
+    return step
+
+
 def number(value: Any) -> float:
     """Another one for a value that is another one, also by its class, layout or aliases."""
     if isinstance(value, (random.Random, np.random.Generator)):

@@ -48,7 +48,7 @@ from expbase.base.device import (  # noqa: E402
     repeatable_flags,
 )
 from expbase.checkpoint import storage  # noqa: E402
-from expbase.ranks.device import set_device  # noqa: E402
+from expbase.ranks.set_device import set_device  # noqa: E402
 from expbase.record.provenance import device  # noqa: E402
 
 TO_DO = "ON_DEVICE"

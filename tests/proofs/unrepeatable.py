@@ -596,14 +596,14 @@ def run(words: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
 
 def repeated(folder: Path) -> list[str]:
     """What is said of updates that two processes make several times."""
-    from expbase.tools import fingerprints, repeat_update
+    from expbase.tools import repeat_update, verified_run
 
     found = []
     for number in (1, 2):
         output = folder / f"repeated-{number}"
         plan = {"training": {"max_iteration": 8, "keep_last": 0}, "kill": "", "at": 0, "delay": 0}
         words = [repeat_update.__file__, str(folder / "train.py"), "--output", str(output)]
-        done = run(words, **{fingerprints.PLAN: json.dumps(plan), repeat_update.FIRST: "1"})
+        done = run(words, **{verified_run.PLAN: json.dumps(plan), repeat_update.FIRST: "1"})
         if done.returncode:
             return [f"ended with code {done.returncode}: {done.stderr[-2000:]}"]
         found.append(nondeterminism.read_updates(output))

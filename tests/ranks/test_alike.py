@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 
-import pytest
-
-from expbase.ranks.compare_gathered import are_alike, check_loops, first_difference, unlike
+from expbase.ranks.compare_gathered import are_alike, first_difference, unlike
 
 OF_RANKS = [{"a": 1.0, "b": math.nan}, {"a": 1.0, "b": float("nan")}, {"a": 2.0, "c": 0}]
 
@@ -27,10 +25,3 @@ def test_ranks_are_alike_if_all_have_what_rank_0_has() -> None:
     assert are_alike([OF_RANKS[0], OF_RANKS[1]])
     assert not are_alike(OF_RANKS)
     assert are_alike(["x"])
-
-
-def test_a_validation_on_some_ranks_alone_is_an_error_that_names_one_of_each() -> None:
-    check_loops([0, 0])
-    check_loops([2, 1])
-    with pytest.raises(RuntimeError, match=r"was called on rank 1 and not on rank 0"):
-        check_loops([0, 3])

@@ -15,13 +15,6 @@ from expbase.base.json_lines import json_lines
 from expbase.record.starts_and_ends import Ledger, Session, sessions
 
 
-class Failing(Tiny):
-    def train_batch(self) -> None:
-        super().train_batch()
-        if self.iteration == 3:
-            raise ArithmeticError("no")
-
-
 class Rated(Tiny):
     """With keys of its own, of all kinds that a config takes."""
 

@@ -12,7 +12,7 @@ import pretend
 import pytest
 from paddle.amp import grad_scaler
 from paddle.optimizer import lr
-from starts import Start, through_json, to_bytes
+from starts import Start, found_among, through_json, to_bytes
 from tiny import DEVICE
 
 from expbase.base.arrays import parse
@@ -38,12 +38,12 @@ def step(model: Any, *optimizers: Any) -> None:
 
 def carried(attributes: dict[str, Any]) -> parts.State:
     """The state of attributes, taken through files."""
-    tensors, values = parts.find(attributes).state_dict()
+    tensors, values = found_among(attributes).state_dict()
     return {n: parse(to_bytes(arrays)) for n, arrays in tensors.items()}, through_json(values)
 
 
 def restore(attributes: dict[str, Any], state: parts.State) -> None:
-    found = parts.find(attributes)
+    found = found_among(attributes)
     assert found.problems(state) == []
     assert found.load_state_dict(state) == []
 
@@ -81,7 +81,7 @@ def test_everything_stateful_is_found_once_also_in_lists_and_dicts() -> None:
         "number": 3,
         "kind": Tally,
     }
-    found = parts.find(attributes)
+    found = found_among(attributes)
     assert list(found.layers) == ["generator", "blocks.0", "blocks.1.deep"]
     assert list(found.optimizers) == ["d_optimizer"]
     assert list(found.objects) == ["counter"]
@@ -92,7 +92,7 @@ def test_everything_stateful_is_found_once_also_in_lists_and_dicts() -> None:
 
 def test_an_excluded_model_is_left_out_under_all_its_names() -> None:
     judge = net()
-    found = parts.find({"judge": judge, "model": net(), "other_name": judge}, {"judge": judge})
+    found = found_among({"judge": judge, "model": net(), "other_name": judge}, {"judge": judge})
     assert list(found.layers) == ["model"]
 
 
@@ -196,12 +196,12 @@ def test_another_kind_of_optimizer_or_schedule_is_a_problem() -> None:
     other = attributes(
         paddle.optimizer.Momentum, lr.LinearWarmup(lr.ExponentialDecay(0.1, 0.9), 2, 0, 0.1)
     )
-    problems = parts.find(other).problems(state)
+    problems = found_among(other).problems(state)
     there = "LinearWarmup of StepDecay in the checkpoint"
     here = "LinearWarmup of ExponentialDecay here."
     assert f"optimizer is SGD of {there} and Momentum of {here}" in problems
     assert f"optimizer.learning_rate is {there} and {here}" in problems
-    assert parts.find(attributes(paddle.optimizer.SGD, 0.1)).problems(state) == [
+    assert found_among(attributes(paddle.optimizer.SGD, 0.1)).problems(state) == [
         "optimizer.learning_rate: in the checkpoint, and not here.",
         "optimizer.learning_rate.learning_rate: in the checkpoint, and not here.",
         f"optimizer is SGD of {there} and SGD here.",
@@ -251,7 +251,7 @@ def test_master_weights_are_restored() -> None:
     one, other = make(), make()
     block = paddle.base.framework.default_main_program().global_block()
     one["optimizer"]._create_accumulators(block, one["model"].parameters())
-    names = parts.parameter_names(parts.find(one))
+    names = parts.parameter_names(found_among(one))
     for number, tensor in enumerate(optimizers.accumulators(one["optimizer"], names).values()):
         tensor.fill_(number + 0.1)
     state = carried(one)
@@ -406,7 +406,7 @@ def trained() -> tuple[parts.StatefulObjects, parts.Tensors, dict[str, Any]]:
     optimizer = paddle.optimizer.Adam(0.1, parameters=model.parameters())
     step(model, optimizer)
     attributes = {"model": model, "optimizer": optimizer}
-    return parts.find(attributes), *carried(attributes)
+    return found_among(attributes), *carried(attributes)
 
 
 def test_every_entry_that_is_dropped_is_missed_by_name(trained: Any) -> None:
@@ -445,7 +445,7 @@ def test_another_model_is_refused_with_names_and_shapes_and_nothing_is_changed(
     other = paddle.nn.Sequential(paddle.nn.Linear(3, 5), paddle.nn.Tanh(), paddle.nn.Linear(5, 2))
     optimizer = paddle.optimizer.Adam(0.1, parameters=other.parameters())
     before = weights(other)
-    problems = parts.find({"model": other, "optimizer": optimizer}).problems((tensors, values))
+    problems = found_among({"model": other, "optimizer": optimizer}).problems((tensors, values))
     expected = "model: '0.weight' is float32 [3, 4] in the checkpoint and float32 [3, 5] here."
     assert expected in problems
     assert weights(other) == before
@@ -455,7 +455,7 @@ def test_a_parameter_that_is_not_updated_here_is_named(trained: Any) -> None:
     found, tensors, values = trained
     model = found.layers["model"]
     part = paddle.optimizer.Adam(0.1, parameters=model[0].parameters())
-    problems = parts.find({"model": model, "optimizer": part}).problems((tensors, values))
+    problems = found_among({"model": model, "optimizer": part}).problems((tensors, values))
     (name,) = [key for key in tensors["optimizer"] if key.startswith("moment1") and "2.bias" in key]
     assert f"optimizer: {name!r}: in the checkpoint, and not here." in problems
 
@@ -479,18 +479,18 @@ def test_a_scaler_is_restored_also_one_that_switched_itself_off(
 
 def test_a_name_that_no_file_can_have_is_refused() -> None:
     with pytest.raises(ValueError, match=r"self\.heads\.a/b: has a '/' in it; expected names"):
-        parts.find({"heads": {"a/b": net()}})
+        found_among({"heads": {"a/b": net()}})
 
 
 def test_no_layer_hides_another_whose_name_is_written_alike() -> None:
     heads = {1: net(), "1": net()}
-    assert [*parts.find({"heads": heads}).layers.values()] == [*heads.values()]
+    assert [*found_among({"heads": heads}).layers.values()] == [*heads.values()]
 
 
 def test_cycles_and_long_lists_of_data_are_no_matter() -> None:
     cycle: dict[str, Any] = {"model": net()}
     cycle["self"] = [cycle]
-    assert parts.find({"cycle": cycle, "history": [(1, 2.0)] * 10**6}).names() == ["cycle.model"]
+    assert found_among({"cycle": cycle, "history": [(1, 2.0)] * 10**6}).names() == ["cycle.model"]
 
 
 # --- other parts of a checkpoint -----------------------------------------------------------------
@@ -498,7 +498,7 @@ def test_cycles_and_long_lists_of_data_are_no_matter() -> None:
 
 def test_gradients_are_restored_and_zeros_are_not_the_same_as_none() -> None:
     def part(model: Any) -> contents.Gradients:
-        return contents.Gradients(parts.named_parameters(parts.find({"model": model})))
+        return contents.Gradients(parts.named_parameters(found_among({"model": model})))
 
     def backward(model: Any) -> None:
         model(paddle.ones([1, 3])).sum().backward()

@@ -17,7 +17,7 @@ from expbase.__main__ import main
 from expbase.checkpoint import layout, storage
 from expbase.config import ConfigError
 from expbase.tools import command_checks, remake_part
-from expbase.tools.run_parts import History, Part
+from expbase.tools.run_parts import History, Stretch
 
 START: dict[str, Any] = {
     "event": "start", "time": 1.0, "iteration": 0, "ranks": 1, "experiment": "Tiny",
@@ -241,13 +241,13 @@ def test_of_a_checkpoint_what_its_manifest_names_is_copied(tmp_path: Path) -> No
     path = storage.write(run / layout.FOLDER, 2, {"a": [b"b"]}, {"validations_bytes": 0})
     (path / "endless").symlink_to("/dev/zero")
     history = History(run, [{"iteration": 0}], [2], has_kept_first=False)
-    remake_part._begin(history, Part(2, 3), tmp_path / "0")
+    remake_part._begin(history, Stretch(2, 3), tmp_path / "0")
     (copied,) = (tmp_path / "0" / layout.FOLDER).iterdir()
     assert {file.name for file in copied.iterdir()} == {"a", "manifest.json"}
     (run / "config.yaml").unlink()
     os.mkfifo(run / "config.yaml")
     with pytest.raises(OSError, match="no regular file"):
-        remake_part._begin(history, Part(2, 3), tmp_path / "1")
+        remake_part._begin(history, Stretch(2, 3), tmp_path / "1")
 
 
 def test_a_manifest_without_what_is_read_of_it_is_a_damaged_one(tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_a_manifest_without_what_is_read_of_it_is_a_damaged_one(tmp_path: Path) 
     storage.write(run / layout.FOLDER, 2, {}, {})
     history = History(run, [{"iteration": 0}], [2], has_kept_first=False)
     with pytest.raises(layout.CheckpointError, match=r"manifest\.json: damaged"):
-        remake_part._begin(history, Part(2, 3), tmp_path / "0")
+        remake_part._begin(history, Stretch(2, 3), tmp_path / "0")
 
 
 def test_a_record_of_a_command_is_shown_without_its_options() -> None:

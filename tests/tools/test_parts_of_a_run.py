@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 from expbase.record.starts_and_ends import _began_from
-from expbase.tools.run_parts import History, Part
+from expbase.tools.run_parts import History, Stretch
 
 P = "--checkpoint_path"
 
 
 def test_the_state_that_a_run_saved_where_it_began_is_of_the_first_part() -> None:
     history = History(Path("run"), [{"iteration": 10}], [15, 20], has_kept_first=True)
-    assert history.parts() == [Part(10, 15), Part(15, 20)]
-    assert history.kept_in(Part(10, 15)) == [10, 15]
-    assert history.kept_in(Part(10, 20)) == [10, 15, 20]
-    assert history.kept_in(Part(15, 20)) == [20]
+    assert history.parts() == [Stretch(10, 15), Stretch(15, 20)]
+    assert history.kept_in(Stretch(10, 15)) == [10, 15]
+    assert history.kept_in(Stretch(10, 20)) == [10, 15, 20]
+    assert history.kept_in(Stretch(15, 20)) == [20]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from expbase.checkpoint import layout, storage
 from expbase.config import ConfigError
 from expbase.tools import commands, remake_part
-from expbase.tools.run_parts import History, Part
+from expbase.tools.run_parts import History, Stretch
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_a_part_begins_beside_the_checkpoint_that_was_the_best_one_then(
     for iteration in scores:
         storage.write(run / layout.FOLDER, iteration, {}, {"validations_bytes": 0})
     history = History(run, [{"iteration": 0}], [*scores], has_kept_first=False)
-    remake_part._begin(history, Part(first, first + 1), output)
+    remake_part._begin(history, Stretch(first, first + 1), output)
     found = map(layout.iteration_of, layout.listed(output / layout.FOLDER))
     assert [*found] == expected
 
@@ -41,7 +41,7 @@ def test_a_part_of_which_the_run_says_nothing_is_refused_before_it_trains(tmp_pa
     history = History(run, [{"iteration": 0}], [], has_kept_first=False)
     nobody: Any = None  # is asked
     with pytest.raises(ConfigError, match="has logged nothing in iterations 1 to 9, and keeps no"):
-        remake_part.make(history, Part(0, 9), nobody, tmp_path / "0")
+        remake_part.make(history, Stretch(0, 9), nobody, tmp_path / "0")
 
 
 def test_a_path_that_leads_out_of_the_work_tree_is_found_from_its_copy_too(tmp_path: Path) -> None:
@@ -65,12 +65,12 @@ def test_a_part_leaves_nothing_in_the_temporary_directory(tmp_path: Path) -> Non
     history = History(tmp_path / "run", [{"iteration": 0}], [], has_kept_first=False)
     nobody: Any = None
     with pytest.raises(ConfigError):
-        remake_part.make(history, Part(0, 9), nobody, tmp_path / "0")
+        remake_part.make(history, Stretch(0, 9), nobody, tmp_path / "0")
     assert not (tmp_path / "0").exists()
 
 
 def test_by_the_code_of_now_what_was_none_is_not_what_was_not_there() -> None:
-    made = remake_part.Made(Part(0, 2))
+    made = remake_part.Made(Stretch(0, 2))
     made.then.saved = {"step-00000002": {"values": {"level": None}}}
     made.now.saved = {"step-00000002": {"values": {"level": 3.5, "more": 1}}}
     problem = "values.level of step-00000002 differs: None then, 3.5 now"

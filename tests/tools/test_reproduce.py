@@ -24,7 +24,7 @@ from expbase.__main__ import main
 from expbase.base.processor import processor
 from expbase.checkpoint import layout
 from expbase.engine import run_digest
-from expbase.tools.run_parts import Part
+from expbase.tools.run_parts import Stretch
 
 SCRIPT = """
 import nets  # beside it
@@ -297,8 +297,8 @@ def test_of_a_digest_all_readers_make_the_same_parts_of_the_files_that_it_binds(
     receipt = json.loads(Path("receipt.json").read_text())
     assert receipt["digest"] == digest
     (part,) = receipt["parts"]
-    made = Part(part["first"], part["last"])
-    bound = [Part(0, 2), Part(2, 4), Part(4, 6), Part(6, 7)]
+    made = Stretch(part["first"], part["last"])
+    bound = [Stretch(0, 2), Stretch(2, 4), Stretch(4, 6), Stretch(6, 7)]
     assert [made] == random.Random(digest).sample(bound, 1)  # by nobody's choice
     said = reproduced(capfd, *words, "--from", "5", code=78)
     assert said.endswith("expected one of 0, 2, 4, 6, 7.")

@@ -12,7 +12,7 @@ import pytest
 from expbase.checkpoint import layout, storage
 from expbase.tools import reproduce_receipts
 from expbase.tools.remake_part import Made, PartResult
-from expbase.tools.run_parts import History, Part
+from expbase.tools.run_parts import History, Stretch
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def give(history: History, first: int, last: int, **changes: Any) -> Path:
     name = layout.name_of(last)
     saved = reproduce_receipts.what_is_saved(history.run / layout.FOLDER / name)
     del saved["environment"]
-    made = Made(Part(first, last))
+    made = Made(Stretch(first, last))
     made.then = PartResult(numbers, {name: saved}, {"sources": {"a.py": "1"}})
     made.now = PartResult(numbers, {name: saved}, {"sources": {"a.py": "1"}})
     made.problem = changes.get("problem", "")

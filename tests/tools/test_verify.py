@@ -26,7 +26,7 @@ from expbase.__main__ import main
 from expbase.config import flatten
 from expbase.mixins_in_front import put_in_front
 from expbase.tools import verify as tool
-from expbase.tools.fingerprints import PLAN, Verified
+from expbase.tools.verified_run import PLAN, Verified
 from expbase.tools.verify import ComparedRun, first_difference
 
 # In a module that is not the user's: out of sight.

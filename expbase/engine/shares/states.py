@@ -31,13 +31,13 @@ from expbase.base.any_object import state_setter
 from expbase.base.arrays import Array
 from expbase.base.checkpoint_part import Part
 from expbase.base.errors import RuntimeMistake
-from expbase.base.json_values import checksum
-from expbase.base.random_generators import (
+from expbase.base.generator_states import (
     generator_kind,
     generator_state,
     new_generator,
     set_generator_state,
 )
+from expbase.base.json_values import checksum
 from expbase.engine.due import due_at
 from expbase.ranks import collectives
 from expbase.state.compare import is_same
@@ -47,7 +47,7 @@ from expbase.state.user_state import UserState
 ShareState = dict[str, Any]  # of one share: tensors and values by path
 
 
-class Looked(NamedTuple):
+class BesideStatistics(NamedTuple):
     """What there is beside the statistics, at a moment."""
 
     values: dict[str, Any]  # checksums by path
@@ -69,7 +69,7 @@ class ShareStates(Part):
         self._kept: dict[int, ShareState] = {number: {} for number in self.numbers}
         self._statistics: dict[str, Any] = {}  # the tensors in the layers, by path
         self._first_iteration = -1  # of this start
-        self._before: Looked | None = None  # if the update is looked at
+        self._before: BesideStatistics | None = None  # if the update is looked at
 
     def begin(self, iteration: int) -> None:
         """Prepares the first share of an update."""
@@ -126,7 +126,7 @@ class ShareStates(Part):
         for path in self._state.reach.apart:
             self._state.reach.spot(path).put(kept[path])
 
-    def _look(self, found: StatefulObjects, *, with_tensors: bool) -> Looked:
+    def _look(self, found: StatefulObjects, *, with_tensors: bool) -> BesideStatistics:
         state = self._state
         looked = state.values.looked()
         values: dict[str, Any] = {path: seen for path, (seen, _) in looked.items()}
@@ -141,13 +141,13 @@ class ShareStates(Part):
             if tensor.stop_gradient and tensor._is_initialized()
         }
         known = self._statistics.keys()
-        return Looked(
+        return BesideStatistics(
             {p: value for p, value in values.items() if p.removesuffix("[:]") not in known},
             tables,
             {path: value for path, value in frozen.items() if path not in known},
         )
 
-    def _refuse_changes(self, before: Looked) -> None:
+    def _refuse_changes(self, before: BesideStatistics) -> None:
         """Raises a RuntimeError for what changes once for each batch of a rank."""
         now = self._look(self._state.saved(), with_tensors=bool(before.frozen))
         for path, value in now.frozen.items():
@@ -185,7 +185,7 @@ class ShareStates(Part):
         return [f"training.shares: {len(state)} there, {self._count} now"]
 
 
-def _is_filled(path: str, before: Looked, now: Looked) -> bool:
+def _is_filled(path: str, before: BesideStatistics, now: BesideStatistics) -> bool:
     """Returns whether a cache was filled: what was there has not changed."""
     old = before.values.get(path)
     if old is None:  # there was none, or None

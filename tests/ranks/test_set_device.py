@@ -13,7 +13,7 @@ from paddle.base import core
 from tiny import DEVICE
 
 from expbase.config import ConfigError
-from expbase.ranks.device import set_device
+from expbase.ranks.set_device import set_device
 
 
 def test_a_gpu_that_is_not_there_is_refused_before_paddle_is_asked_for_it(

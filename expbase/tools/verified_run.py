@@ -3,8 +3,8 @@
 The notes are fingerprints of what went into each update: the first one that differs between two
 runs points at the likely cause.
 
-    python fingerprints.py train.py --output runs/a …      # writes runs/a.notes.rank_0.jsonl
-    python fingerprints.py -m package.train --output runs/a …
+    python verified_run.py train.py --output runs/a …      # writes runs/a.notes.rank_0.jsonl
+    python verified_run.py -m package.train --output runs/a …
 
 What it is to do is in the environment (PLAN), as JSON: `training` has config values; `device` is
 what it runs on, by default the CPU; `kill` says how the run is killed, "" for not at all, `at` from
@@ -157,5 +157,5 @@ def _checksum(arrays: Mapping[str, Any]) -> int:
 
 if __name__ == "__main__":
     # By its full name, under which the processes of --nprocs can import the class, too.
-    module = importlib.import_module("expbase.tools.fingerprints")
+    module = importlib.import_module("expbase.tools.verified_run")
     run_script(module.Verified, sys.argv[1:])

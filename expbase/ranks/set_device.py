@@ -1,4 +1,4 @@
-"""Which device this process trains on.
+"""Checks the device that this process is to train on, and sets it.
 
 set_device("gpu", deterministic=True)
 """
