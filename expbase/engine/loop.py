@@ -342,6 +342,8 @@ class Loop(Part):
             self._validate()
 
     def _decide_if_over(self) -> None:
+        if self.is_last and self.stopped_by is StopReason.CALL:
+            self.stopped_by = StopReason.NONE  # it ended nothing: the next start says "finished"
         self.is_over = self.is_last or bool(self.stopped_by)
         self.step = Step.OUTSIDE if self.is_over else Step.BETWEEN
 

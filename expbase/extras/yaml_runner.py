@@ -269,6 +269,7 @@ def add_parser(tools: Any) -> None:
     """Adds the tool to the command line of `python -m expbase`."""
     parser = tools.add_parser(
         "run",
+        usage="%(prog)s FILE [KEY=VALUE ...] [options]",
         help=str(__doc__).partition("\n\n")[0],
         description=__doc__,
         formatter_class=Paragraphs,

@@ -16,13 +16,15 @@ from expbase.checkpoint.layout import CheckpointError
 from expbase.help_text import Paragraphs
 
 
-def add_tool(tools: Any, main: Callable[..., int], exit_codes: str) -> Any:
+def add_tool(tools: Any, main: Callable[..., int], exit_codes: str, usage: str = "") -> Any:
     """Adds a tool to the command line, under the name of its file.
 
     Args:
         tools: The subparsers of the command line.
         main: That of the tool. The docstring of its file is the help.
         exit_codes: What they mean, for the help, beside that of a mistake.
+        usage: The words after the command. By default argparse puts options before paths, which an
+            option that takes any number of words would take, too.
 
     Returns:
         The parser of the tool.
@@ -35,6 +37,8 @@ def add_tool(tools: Any, main: Callable[..., int], exit_codes: str) -> Any:
         epilog=f"exit codes: {exit_codes}, 78 a mistake in what was given",
         formatter_class=Paragraphs,
     )
+    if usage:
+        parser.usage = f"%(prog)s {usage}"
     parser.set_defaults(
         run=main, parser=parser, user_errors=(OSError, ValueError, CheckpointError, RuntimeMistake)
     )

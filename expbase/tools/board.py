@@ -1,4 +1,4 @@
-"""VisualDL over all runs below directories, also while they are running.
+"""VisualDL over all runs below a directory, also while they are running.
 
 Starts VisualDL's own command over copies of the runs' record files, in a temporary directory. A
 copy holds whole records only: VisualDL fails at the half record that a killed run leaves. Every

@@ -36,7 +36,7 @@ _COLUMNS = [*"run experiment state iteration best test loss age commit".split(),
 
 
 def add_parser(tools: Any) -> None:
-    add = add_tool(tools, main, "0 listed, 1 an error").add_argument
+    add = add_tool(tools, main, "0 listed, 1 an error", "[DIR] [options]").add_argument
     add("dir", type=Path, nargs="?", default=Path(), metavar="DIR",
         help="a directory with runs in it, or a run (default: this one)")  # fmt: skip
     add("--columns", nargs="+", metavar="NAME",

@@ -187,7 +187,7 @@ def _is_noisy(name: str) -> bool:
 
 
 def add_parser(tools: Any) -> None:
-    add = add_tool(tools, main, "0 drawn, 1 an error").add_argument
+    add = add_tool(tools, main, "0 drawn, 1 an error", "RUN [RUN ...] [options]").add_argument
     add("runs", type=Path, nargs="+", metavar="RUN", help="directories of runs, or above them")
     add("--output", type=Path, default=Path("curves.png"), metavar="FILE",
         help="the picture: .png, .svg or .pdf (default: curves.png)")  # fmt: skip

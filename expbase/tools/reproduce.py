@@ -46,7 +46,7 @@ def add_parser(tools: Any) -> None:
         "0 the same, 1 not, or an error, 125 by --here if the script has failed before its first "
         "update, so that `git bisect run` skips the commit, 130 Ctrl-C, 143 SIGTERM"
     )
-    add = add_tool(tools, main, codes).add_argument
+    add = add_tool(tools, main, codes, "RUN [options] [-- WORDS]").add_argument
     add("run_dir", type=Path, metavar="RUN", help="the output directory of a run")
     add("--from", dest="first", type=_from_zero, metavar="N", help="one part: its first state")
     add("--to", dest="last", type=count, metavar="N", help="one part: its last iteration")

@@ -31,7 +31,8 @@ _FACTS = (
 
 
 def add_parser(tools: Any) -> None:
-    parser = add_tool(tools, main, "0 shown, and as the digest binds it; 1 not, or an error")
+    codes = "0 shown, and as the digest binds it; 1 not, or an error"
+    parser = add_tool(tools, main, codes, "RUN [--digest [D]]")
     text = "the output directory of a run; RUN/best, RUN/last, RUN/400: a checkpoint of it"
     parser.add_argument("run_dir", type=Path, metavar="RUN", help=text)
     text = "check the files of a finished run by its own digest, or by this one, from a paper say"

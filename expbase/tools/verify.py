@@ -80,10 +80,9 @@ _CAUSES_OF_CHANCE = (
 
 
 def add_parser(tools: Any) -> None:
-    parser = add_tool(
-        tools, main, "0 identical, 1 not, or a run that failed, 130 Ctrl-C, 143 SIGTERM"
-    )
-    parser.usage = "%(prog)s [options] (FILE | -m MODULE)\n       --output DIR [-- WORDS]"
+    codes = "0 identical, 1 not, or a run that failed, 130 Ctrl-C, 143 SIGTERM"
+    usage = "[options] (FILE | -m MODULE)\n       --output DIR [-- WORDS]"
+    parser = add_tool(tools, main, codes, usage)
     add = parser.add_argument
     add("script", nargs="?", default="", metavar="FILE", help="your train.py")
     add("-m", dest="module", default="", metavar="MODULE",

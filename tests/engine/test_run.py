@@ -18,6 +18,7 @@ import paddle
 import pytest
 from tiny import Tiny, ledger, make, same_bits, trained
 
+from expbase.__main__ import main as tool
 from expbase.checkpoint import layout, storage
 from expbase.engine.stop import StopRequests
 
@@ -144,6 +145,27 @@ def test_a_run_with_workers_ends_cleanly_and_continues_to_the_same_bits(
         end = f"checkpoints/step-00000012/{file}"
         assert (tmp_path / "with" / end).read_bytes() == (tmp_path / "without" / end).read_bytes()
     assert "ERROR" not in (tmp_path / "with/worker_0.log").read_text()
+
+
+def test_a_stop_in_the_last_iteration_is_the_end_for_each_start_and_each_tool(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Late(Tiny):
+        def on_evaluate_end(self, results: Any) -> None:
+            if self.iteration == 4:
+                self.stop("not better any more")
+
+    for number, said in enumerate(("[4] FINISHED: ", "FINISHED already: iteration 4"), 1):
+        exp = trained(Late, tmp_path / "run", max_iteration=4, valid_interval=2)
+        assert (exp.finished, exp.end_reason) == (True, "finished")
+        assert said in capsys.readouterr().err
+        ends = [line["reason"] for line in ledger(tmp_path / "run") if line["event"] == "end"]
+        assert ends == ["finished"] * number
+        for name in ("ls", "show"):
+            assert tool([name, str(tmp_path / "run")]) == 0
+            shown = capsys.readouterr().out
+            assert "finished" in shown
+            assert "stopped" not in shown
 
 
 @pytest.mark.parametrize(

@@ -211,6 +211,18 @@ def test_help_fits_80_columns_and_tells_the_exit_codes(
     assert max(len(line) for text in texts for line in text.splitlines()) <= 80
 
 
+def test_the_usage_has_the_order_that_works(capsys: pytest.CaptureFixture[str]) -> None:
+    for usage in (
+        "ls [DIR] [options]",  # after --columns DIR would be a column
+        "plot RUN [RUN ...] [options]",
+        "show RUN [--digest [D]]",
+        "reproduce RUN [options] [-- WORDS]",
+        "run FILE [KEY=VALUE ...] [options]",
+    ):
+        shown = called([usage.split()[0], "--help"], capsys)[1]
+        assert shown.startswith(f"usage: python -m expbase {usage}\n")
+
+
 def test_what_was_typed_wrongly_is_answered_in_one_line_and_with_code_78(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
