@@ -60,6 +60,11 @@ class FirstGradients:
                 watched.hook = parameter.register_hook(self._hook_of(watched))
                 self._watched.append(watched)
 
+    @property
+    def is_watching(self) -> bool:
+        """Whether there is a gradient of which nobody knows yet who clears it."""
+        return bool(self._watched)
+
     def close(self) -> None:
         """Ends it."""
         self._watch_only([])

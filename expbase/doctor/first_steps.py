@@ -43,6 +43,11 @@ class FirstSteps:
         self._waits_for = [(name, StepTrace(each)) for name, each in optimizers.items()]
         self._unscaled = _unscaled_by(self._internals.grad_scaler)
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there is an optimizer of which no step was seen."""
+        return bool(self._waits_for)
+
     def close(self) -> None:
         """Ends it."""
         self._waits_for = []

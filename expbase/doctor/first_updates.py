@@ -5,6 +5,9 @@ for more batches, a replay buffer may be filled first. So there is one look afte
 after the last one, and an early one for whom none of this explains; at schedules also after an
 epoch, by which many are stepped. Of a parameter a few elements are compared.
 
+It looks after each of the first EARLY updates, and longer if no optimizer has stepped; then at the
+lines of the log, so that an update costs what it costs without it.
+
     FirstUpdates(experiment, internals, warn)     # it listens from then on
 """
 
@@ -65,7 +68,7 @@ def unlike_length(experiment: Any, internals: Internals) -> Iterator[str]:
 
 
 class FirstUpdates:
-    """Looks after each of the first updates of a start, and then leaves.
+    """Looks at the first updates of a start, and then leaves.
 
     Args:
         experiment: Its counters, config and train_loader are read, and what its class has written.
@@ -88,12 +91,14 @@ class FirstUpdates:
         self._epochs_at_begin = self._epochs_before = 0  # epochs that were used up
         self._left_out: list[str] = []  # layers that were told to be trained by nobody
         self._has_looked = False  # whether the late look was taken
-        self._told: set[str] = set()  # what was said at the early one
+        self._told: set[str] = set()  # what was said of many updates
         listen = internals.listen
+        self._looks_at_updates = True  # not at lines alone
+        self._leave_updates = listen("on_train_batch_end", self._look_at_update)
         self._leave = [
             listen("on_train_begin", self._note_begin),
             listen("begin", self._note_loop),
-            listen("on_train_batch_end", self._look),
+            listen("on_log", self._look_at_line),
             listen("on_train_end", self._end),
         ]
         if experiment.config.training.shares:
@@ -126,11 +131,15 @@ class FirstUpdates:
                     "heard no signal and no stop(), wrote no line, called no on_train_batch_end, "
                     f"and saved nothing but by save(); expected {LOOP}."
                 )
-            if is_trial() and made and not self._has_looked:
-                self._say_in(made, self._seen_in_a_trial(self._trained))
+            if made and not self._has_looked:
+                if is_trial():
+                    self._say_in(made, self._seen_in_a_trial(self._trained))
+                elif self._loop_began >= 0:
+                    self._look_back(self._trained)
         self._end_visit()
 
     def _end_visit(self) -> None:
+        self._leave_updates()
         self._gradients.close()
         self._steps.close()
         while self._leave:
@@ -138,41 +147,46 @@ class FirstUpdates:
 
     # --- after an update -------------------------------------------------------------------
 
+    def _look_at_update(self) -> None:
+        self._look()
+        is_waiting = self._steps.is_waiting or self._gradients.is_watching
+        if self._updates >= EARLY and not is_waiting:
+            self._looks_at_updates = False
+            self._leave_updates()
+
+    def _look_at_line(self, metrics: Mapping[str, float]) -> None:
+        if not self._looks_at_updates:
+            self._look()
+
     def _look(self) -> None:
         trained = self._trained
         if trained is None:
             return
-        updates = self._experiment.iteration - self._loop_began
         self._say(self._steps.look())
         self._say(self._gradients.look())
         self._say(self._by_hand.look(has_validated=self._internals.has_validated))
-        if self._is_between_looks(trained, updates):
-            return
-        is_whole_run = updates == self._experiment.iteration and self._internals.is_ending
-        is_late = updates == LOOK_AFTER or (is_whole_run and updates < LOOK_AFTER)
+        self._look_back(trained)
+        if self._updates >= LOOK_AFTER and not trained.schedules:
+            self._end_visit()
+
+    @property
+    def _updates(self) -> int:
+        """Those of this start that have ended, with the one that ends."""
+        return int(self._experiment.iteration) - self._loop_began
+
+    def _look_back(self, trained: TrainedParameters) -> None:
+        """Says what is missing in the updates so far."""
+        updates = self._updates
+        is_end = updates == self._experiment.iteration and self._internals.is_ending
+        is_late = not self._has_looked and (updates >= LOOK_AFTER or is_end)
         is_early = updates == EARLY and not is_trial() and self._is_each_update_alike()
         self._has_looked |= is_late
         if is_late or updates == 1:
             self._say(self._trained_by_nobody())
         seen = [*self._seen_in_updates(trained, updates, is_late=is_late, is_early=is_early)]
         self._say_in(updates, (text for text in seen if self._is_news(text, updates)))
-        if is_early:
-            self._told |= {*seen}
+        self._told |= {*seen}
         self._epochs_before = self._internals.epochs_ended
-        if updates >= LOOK_AFTER and not trained.schedules:
-            self._end_visit()
-
-    def _is_between_looks(self, trained: TrainedParameters, updates: int) -> bool:
-        """Whether nothing else is to be seen now, as after most updates; then it costs little."""
-        internals = self._internals
-        in_first_epoch = self._epochs_before == self._epochs_at_begin
-        return (
-            EARLY < updates < LOOK_AFTER
-            and internals.batches_read > 0
-            and internals.epochs_ended == self._epochs_before
-            and (in_first_epoch or not trained.schedules)
-            and not internals.is_ending
-        )
 
     def _say(self, texts: Iterable[str]) -> None:
         for text in texts:
@@ -192,8 +206,8 @@ class FirstUpdates:
         return is_training and not acts_now_and_then(type(self._experiment))
 
     def _is_news(self, text: str, updates: int) -> bool:
-        """Whether the early look has not said this; the missing step is said again after many."""
-        return text not in self._told or (text == NOTHING_TRAINED and updates == LOOK_AFTER)
+        """Whether this was not said yet; the missing step is said again after many updates."""
+        return text not in self._told or (text == NOTHING_TRAINED and updates >= LOOK_AFTER)
 
     def _seen_in_updates(
         self, trained: TrainedParameters, updates: int, *, is_late: bool, is_early: bool
@@ -238,7 +252,7 @@ class FirstUpdates:
         length = self._internals.updates_per_epoch
         if length is None or self._experiment.config.training.max_iteration:
             return is_late and self._experiment.train_loader is not None
-        return updates == min(math.ceil(length), LOOK_AFTER)
+        return updates >= min(math.ceil(length), LOOK_AFTER)
 
     def _trained_by_nobody(self) -> Iterator[str]:
         """Yields, once, each layer that the loss has given gradients and no optimizer updates."""

@@ -36,7 +36,6 @@ class LoadersByHand:
         self._owner = experiment
         self._made_before: weakref.WeakSet[Any] = weakref.WeakSet()  # perhaps for a picture
         self._named: set[str] = set()
-        self._threads: list[threading.Thread] = []  # of the process, at the last look
 
     def watch(self) -> None:
         """Begins to watch, before the first update."""
@@ -48,10 +47,6 @@ class LoadersByHand:
         Args:
             has_validated: A loop over a loader that was left early may be that of a validation.
         """
-        threads = threading.enumerate()
-        if threads == self._threads:  # so nobody has begun to read
-            return
-        self._threads = threads
         attributes = vars(self._owner)
         kept = {id(i): f"self.{name}" for name, value in attributes.items() for i in _in(value)}
         found = [*kept.values()]

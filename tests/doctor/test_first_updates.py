@@ -11,7 +11,7 @@ import paddle
 import pytest
 from tiny import TESTS, Helped, Tiny, make, metrics, run_of, trained
 
-from expbase.doctor import first_gradients
+from expbase.doctor import first_gradients, first_updates
 from expbase.doctor.first_updates import TrainedParameters
 
 sys.path.insert(0, str(TESTS / "proofs"))
@@ -140,7 +140,7 @@ def test_after_the_early_look_what_comes_late_is_told(
             self.step_optimizers()
             self.optimizer._learning_rate.step()
             self.log(loss=loss)
-            if self.iteration == 12:
+            if self.iteration == 16:
                 self.stop()
 
     class Idle(Tiny):
@@ -149,13 +149,32 @@ def test_after_the_early_look_what_comes_late_is_told(
             self.log(remainder=self.iteration % 2)  # so that the early look is not taken
 
     monkeypatch.setattr("expbase.doctor.first_updates.EARLY", 2)
-    often = {"max_iteration": 12, "save_interval": 0, "valid_interval": 0}
+    often = {"max_iteration": 17, "save_interval": 0, "valid_interval": 0, "log_interval": 4}
     trained(Unstepped, tmp_path / "unstepped", **often)
-    assert "[11] in 11 updates nobody has stepped" in capfd.readouterr().err
+    assert "[16] in 16 updates nobody has stepped" in capfd.readouterr().err
     trained(Unread, tmp_path / "unread", **often | {"max_iteration": 0, "max_epoch": 1})
-    assert "[10] in 10 updates train_batch did not call self.read_" in capfd.readouterr().err
-    trained(Idle, tmp_path / "idle", **often)
-    assert "[12] in 12 updates no" in capfd.readouterr().err
+    assert capfd.readouterr().err.count("[12] in 12 updates train_batch did not call") == 1
+    trained(Idle, tmp_path / "idle", **often)  # its last update has no line
+    assert "[17] in 17 updates no" in capfd.readouterr().err
+
+
+def test_after_the_early_look_an_update_is_not_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+    look = first_updates.FirstUpdates._look
+
+    def noted(guest: first_updates.FirstUpdates) -> None:
+        looks.append(exp.iteration)
+        look(guest)
+
+    monkeypatch.setattr(first_updates.FirstUpdates, "_look", noted)
+    monkeypatch.setattr(first_updates, "EARLY", 3)
+    monkeypatch.setattr(first_updates, "LOOK_AFTER", 20)
+    exp = make(Tiny, tmp_path / "run", max_iteration=30, log_interval=6)
+    exp.setup()
+    exp.run()
+    assert looks == [1, 2, 3, 6, 12, 18, 24]
 
 
 def looks(step: Any) -> list[str]:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import paddle.nn.functional as F
 import pytest
 from paddle.io import DataLoader
 from tiny import Points, Tiny, trained
-
-from expbase.doctor.loaders_by_hand import LoadersByHand
 
 
 class TwoLoaders(Tiny):
@@ -99,17 +95,3 @@ def test_a_loader_that_is_read_by_hand_is_named_at_its_first_batch(
     assert err.count("is read by hand") == bool(name)
     if name:
         assert f"WARNING: [{at}] {name} is read by hand: paddle's thread makes its batches" in err
-
-
-def test_attributes_are_looked_at_when_the_threads_are_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    owner = SimpleNamespace(train_loader="one of a kind of its own")
-    by_hand = LoadersByHand(owner)
-    assert [*by_hand.look(has_validated=False)] == []
-    owner.it = iter(DataLoader(Points(400), batch_size=4))
-    now = threading.enumerate()
-    monkeypatch.setattr(threading, "enumerate", lambda: now[:-1])
-    assert [*by_hand.look(has_validated=False)] == []
-    monkeypatch.setattr(threading, "enumerate", lambda: now)
-    assert len([*by_hand.look(has_validated=False)]) == 1
