@@ -227,7 +227,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("long", [pytest.param("0 0", marks=pytest.mark.long), "0 1"])
+@pytest.mark.long
+@pytest.mark.parametrize("long", ["0 0", "0 1"])
 def test_ranks_leave_a_validation_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: str
 ) -> None:

@@ -358,8 +358,8 @@ CASES: dict[str, tuple[Start, Start, str]] = {
     "the newest checkpoint is damaged": (SAME, files(spoil("model.safetensors")), TOLD),
     "its manifest is lost": (SAME, files(lambda run: newest(run, "manifest.json").unlink()), TOLD),
     "all checkpoints are damaged": (SAME, files(spoil_all), REFUSED),
-    "no metrics": (SAME, files(lose("metrics.jsonl")), EXACT),
-    "no curves": (SAME, files(lose("vdlrecords.run.log")), EXACT),
+    "no metrics": (SAME, files(lose("metrics.jsonl")), TOLD),
+    "no curves": (SAME, files(lose("vdlrecords.run.log")), TOLD),
     "no ledger": (SAME, files(lose("ledger.jsonl")), EXACT),
     "no config": (SAME, files(lose("config.yaml")), EXACT),
     "a torn line": (SAME, files(lambda run: (run / "metrics.jsonl").open("ab").write(b"{")), EXACT),
@@ -373,6 +373,7 @@ def train(start: Start, run: Path, iterations: int) -> Any:
     module.__file__ = str(run.with_name("train.py"))
     code = {name: id(part) for name, part in start.parts.items()}
     Path(module.__file__).write_text(f"{start.base.__name__} {code}")
+    os.utime(module.__file__, (0, 0))  # else it would be told that it is younger than the process
     sys.modules["case"] = module
     cls = type("Case", (start.base,), {"parts": start.parts, "__module__": "case"})
     training = {"save_interval": 2, "valid_interval": 4, **start.training}

@@ -148,6 +148,7 @@ def tree(folder: Path) -> dict[Path, Any]:
 # --- what is the same ------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_run_whose_checkout_was_dirty_and_has_changed_since_is_reproduced_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
 ) -> None:
