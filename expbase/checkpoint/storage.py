@@ -210,8 +210,9 @@ def position_at(path: Path) -> tuple[Any, Any]:
     (None, None) if it has none: what is wrong with it is said when it is restored.
     """
     try:
-        values = opened(path).state["values"]
+        state = opened(path).state
         with reading(path / STATE_FILE):
+            values = state["values"]
             position = {key: v for key, v in values["data"].items() if key != "loader"}
             return values["loop"]["iteration"], position
     except CheckpointError:

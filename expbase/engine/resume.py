@@ -14,6 +14,7 @@ from expbase.checkpoint import layout, storage
 from expbase.checkpoint.checkpointer import VALIDATIONS_BYTES
 from expbase.checkpoint.named import find_named
 from expbase.engine.run import Run
+from expbase.engine.run_dir import MOST_KEYS
 from expbase.engine.run_states import Life
 from expbase.ranks import collectives, compare_gathered
 from expbase.record import origin_digests, provenance
@@ -174,8 +175,12 @@ def _restore(run: Run, path: Path) -> list[str]:
     run.start.logger.info("resumed %s: %s%s", path.name if is_own else path, position, rates)
     _say_of_skips(run)
     changed = run.directory.changed_keys(run.start.config)
-    for key, (old, new) in changed.items():
+    for key, (old, new) in [*changed.items()][:MOST_KEYS]:
         run.start.logger.info(f"config: {key}: {old!r} at the first start, {new!r} now")
+    if (more := len(changed) - MOST_KEYS) > 0:
+        run.start.logger.info(
+            f"config: and {more:,} keys more, with other values than at the first start"
+        )
     if changed:
         run.start.logger.info(
             "config: what training has changed comes from the checkpoint, all else from the config"

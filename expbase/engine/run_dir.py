@@ -49,6 +49,9 @@ _FILES = (
 
 # By which a file system says that it has no locks, and not that it refuses this one.
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+MOST_KEYS = (
+    20  # of a config that differ and are named; a file that was written by hand may have more
+)
 # The locks of this process. The system's kind of lock admits the same process a second time, and it
 # is lost when any handle of the file is closed: so a file must not be opened here again.
 _held: set[str] = set()
@@ -221,10 +224,8 @@ class RunDirectory:
             self.lock(rank=0)
         changed = {k: v for k, v in self.changed_keys(config).items() if k not in MAY_CHANGE}
         if changed and not force:
-            lines = "".join(f"\n  {k}: {a!r} there, {b!r} now" for k, (a, b) in changed.items())
             raise self._error(
-                f"holds a run of another config:{lines.replace('None there', 'not there')}\n"
-                f"{self._ways_on(changed)}"
+                f"holds a run of another config:{_listed(changed)}\n{self._ways_on(changed)}"
             )
         return aside
 
@@ -284,3 +285,12 @@ class RunDirectory:
 
     def _error(self, what: str) -> ConfigError:
         return ConfigError(f"--output: {str(self.path)!r} {what}")
+
+
+def _listed(changed: Mapping[str, tuple[Any, Any]]) -> str:
+    """Returns a line for each key that differs, as many as can be read."""
+    named = [*changed.items()][:MOST_KEYS]
+    lines = [f"\n  {key}: {there!r:.200} there, {now!r:.200} now" for key, (there, now) in named]
+    if more := len(changed) - len(named):
+        lines.append(f"\n  and {more:,} keys more")
+    return "".join(lines).replace("None there", "not there")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
 import shutil
@@ -207,6 +208,13 @@ def test_a_manifest_without_a_table_or_nested_without_end_is_damaged(tmp_path: P
     for text in (storage._manifest_bytes(1, files, {}), b"[" * 100_000):
         (path / "manifest.json").write_bytes(text)
         assert "manifest.json: damaged" in damage(path)
+
+
+def test_a_state_that_is_another_thing_has_no_position(tmp_path: Path) -> None:
+    for number, values in enumerate(({}, {"values": 3}, {"values": {"data": {}}})):
+        state = json.dumps({"format": layout.FORMAT, **values}).encode()
+        path = write(tmp_path, number, **{"state.json": state})
+        assert storage.position_at(path) == (None, None)
 
 
 def test_a_system_that_refuses_is_told_and_the_earlier_ones_stay(

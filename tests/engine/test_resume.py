@@ -158,6 +158,13 @@ def test_another_config_is_refused_unless_it_is_forced(
     exp = trained(Tiny, tmp_path / "run", {"force": True}, max_iteration=4, seed=5)
     assert exp.iteration == 4
     assert "config: training.seed: 0 at the first start, 5 now" in capfd.readouterr().err
+    with (tmp_path / "run/config.yaml").open("a") as file:
+        file.writelines(f"k{number}: {list(range(90))}\n" for number in range(40))
+    with pytest.raises(ConfigError, match="  and 21 keys more\n") as caught:
+        trained(Tiny, tmp_path / "run", max_iteration=6, seed=5)
+    assert len(str(caught.value)) < 20 * 300
+    trained(Tiny, tmp_path / "run", {"force": True}, max_iteration=6, seed=5)
+    assert "config: and 22 keys more" in capfd.readouterr().err
 
 
 def test_what_was_written_after_the_checkpoint_is_cut_back(tmp_path: Path) -> None:
