@@ -35,10 +35,10 @@ KILLED_AT = 27  # the checkpoint before is of 24, or of 20 if that was not writt
 LINES = {  # what a log may say, in short
     r"WARNING: .* differs between the ranks.*; rank 0's is saved": "line: differs",
     r"WARNING: \w+: the learning rate is": "line: rates",
-    r"Error: .*was frozen when its layer was given": "error: wrap it again",
-    r"Error: .*find_unused_parameters=True": "error: Paddle's, find_unused_parameters",
-    r"Error: .*training.shares expected": "error: differs with shares",
-    r"Error: .*has changed within the loop over micro_batches": "error: changed within the loop",
+    r"(?:Error|Mistake): .*was frozen when its layer was given": "error: wrap it again",
+    r"(?:Error|Mistake): .*find_unused_parameters=True": "error: Paddle's, find_unused_parameters",
+    r"(?:Error|Mistake): .*training.shares expected": "error: differs with shares",
+    r"(?:Error|Mistake): .*has changed within the loop over micro_batches": "error: changed within the loop",
 }
 NOT_EXACT = r"WARNING: not exact: .* differed between the ranks.*; all have rank 0's now"
 # What must be said, by way and setup; elsewhere nothing may be.
