@@ -279,7 +279,7 @@ def memory(proof: Proof) -> str:
     newest = last_checkpoint(proof.output("memory"))
     storage.verify(newest)
     said = proof.said_by("memory").read_text(errors="replace")
-    errors = re.findall(r"^(?:\w*Error: .|Out of memory error).*", said, re.MULTILINE)
+    errors = re.findall(r"^(?:\w*(?:Error|Mistake): .|Out of memory error).*", said, re.MULTILINE)
     if code != 1 or layout.iteration_of(newest) != SAVED_AT or not errors:
         raise FailedError(f"ended with {code} and {newest.name}: {proof.tail('memory', 3)}")
     if proof.kind in ("cpu", "gpu", "xpu") and "Out of memory in an update" not in said:
