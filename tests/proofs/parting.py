@@ -38,7 +38,7 @@ LINES = {  # what a log may say, in short
     r"(?:Error|Mistake): .*was frozen when its layer was given": "error: wrap it again",
     r"(?:Error|Mistake): .*find_unused_parameters=True": "error: Paddle's, find_unused_parameters",
     r"(?:Error|Mistake): .*training.shares expected": "error: differs with shares",
-    r"(?:Error|Mistake): .*has changed within the loop over micro_batches": "error: changed within the loop",
+    r"(?:Error|Mistake): .*has changed within the loop over": "error: changed within the loop",
 }
 NOT_EXACT = r"WARNING: not exact: .* differed between the ranks.*; all have rank 0's now"
 # What must be said, by way and setup; elsewhere nothing may be.
