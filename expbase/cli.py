@@ -277,7 +277,7 @@ def _parse(
         for end in "\n", ".", "_":  # `--training.max_epoch`, `--max_epoch`, `--epoch`
             for key in flatten(defaults_of(experiment)):
                 meant.setdefault(key.rpartition(end)[2], f"{key}={value}")
-        hint = did_you_mean(name, meant, 0.6, otherwise=_NO_OPTION, shown=meant.__getitem__)
+        hint = did_you_mean(name, meant, otherwise=_NO_OPTION, shown=meant.__getitem__)
         raise ConfigError(f"unrecognized arguments: {' '.join(unknown)}.{hint}")
     return args
 

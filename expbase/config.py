@@ -91,7 +91,7 @@ class Config(CfgNode):  # type: ignore[misc]  # yacs has no types
         if name == "training":
             hint = " Begin default_config with `config = super().default_config()`."
         raise AttributeMistake(
-            f"config: no key {name!r} here.{did_you_mean(name, names, 0.6, otherwise=hint)}"
+            f"config: no key {name!r} here.{did_you_mean(name, names, otherwise=hint)}"
         )
 
     def __setattr__(self, name: str, value: Any) -> None:

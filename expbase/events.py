@@ -306,7 +306,7 @@ def _did_you_mean(name: str) -> str:
     for theirs, ours in _SAME_WORDS.items():
         name = name.replace(theirs, ours)
     known = (*EVENTS, *OF_MIXINS)
-    of_mixin = [near for near in nearest(name, known, 0.6) if near in OF_MIXINS]
+    of_mixin = [near for near in nearest(name, known) if near in OF_MIXINS]
     return did_you_mean(name, known) + "".join(f" {comes_with(near)}" for near in of_mixin)
 
 

@@ -38,9 +38,7 @@ class Parser(argparse.ArgumentParser):
         """Answers words that nothing takes, with the option that is most like the first."""
         name = unknown[0].partition("=")[0]
         all_of_them = " --help names all there are."
-        hint = did_you_mean(
-            name, self._option_string_actions, 0.6, otherwise=all_of_them, shown=str
-        )
+        hint = did_you_mean(name, self._option_string_actions, otherwise=all_of_them, shown=str)
         self.error(f"unrecognized arguments: {' '.join(unknown)}.{hint}")
 
 

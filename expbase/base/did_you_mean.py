@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+_LIKENESS = 0.6  # 0 to 1
+
 
 def did_you_mean(
     name: str,
     known: Iterable[object],
-    likeness: float = 0.6,
+    likeness: float = _LIKENESS,
     *,
     otherwise: str | None = None,
     shown: Callable[[str], str] = repr,
@@ -43,7 +45,7 @@ def did_you_mean(
     return f" Expected one of {', '.join(texts)}." if otherwise is None else otherwise
 
 
-def nearest(name: str, known: Iterable[str], likeness: float) -> list[str]:
+def nearest(name: str, known: Iterable[str], likeness: float = _LIKENESS) -> list[str]:
     """Returns the known name that is most like another one, if one is so much like it, 0 to 1."""
     import difflib  # here: only a mistake needs it
 

@@ -93,7 +93,7 @@ class FirstUpdates:
         self._has_looked = False  # whether the late look was taken
         self._told: set[str] = set()  # what was said of many updates
         listen = internals.listen
-        self._looks_at_updates = True  # not at lines alone
+        self._looked_at = 0  # the number of updates at the last look
         self._leave_updates = listen("on_train_batch_end", self._look_at_update)
         self._leave = [
             listen("on_train_begin", self._note_begin),
@@ -151,11 +151,10 @@ class FirstUpdates:
         self._look()
         is_waiting = self._steps.is_waiting or self._gradients.is_watching
         if self._updates >= EARLY and not is_waiting:
-            self._looks_at_updates = False
             self._leave_updates()
 
     def _look_at_line(self, metrics: Mapping[str, float]) -> None:
-        if not self._looks_at_updates:
+        if self._updates > self._looked_at:  # else it was looked at as an update
             self._look()
 
     def _look(self) -> None:
@@ -176,7 +175,7 @@ class FirstUpdates:
 
     def _look_back(self, trained: TrainedParameters) -> None:
         """Says what is missing in the updates so far."""
-        updates = self._updates
+        updates = self._looked_at = self._updates
         is_end = updates == self._experiment.iteration and self._internals.is_ending
         is_late = not self._has_looked and (updates >= LOOK_AFTER or is_end)
         is_early = updates == EARLY and not is_trial() and self._is_each_update_alike()

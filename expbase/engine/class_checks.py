@@ -125,7 +125,7 @@ def _meant(experiment: type, base: type, methods: Sequence[str]) -> str:
         shown = f"{name} by {{}}".format
         theirs = next((other for other in others if other in _ELSEWHERE.get(name, ())), "")
         habit = f" Did you mean {shown(theirs)}?" if theirs else ""
-        hints.append(habit or did_you_mean(name, others, 0.6, otherwise="", shown=shown))
+        hints.append(habit or did_you_mean(name, others, otherwise="", shown=shown))
     return "".join(hints)
 
 

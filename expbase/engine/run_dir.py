@@ -49,9 +49,8 @@ _FILES = (
 
 # By which a file system says that it has no locks, and not that it refuses this one.
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-MOST_KEYS = (
-    20  # of a config that differ and are named; a file that was written by hand may have more
-)
+# How many keys of a config that differ are named; a file that was written by hand may have more.
+MOST_KEYS = 20
 # The locks of this process. The system's kind of lock admits the same process a second time, and it
 # is lost when any handle of the file is closed: so a file must not be opened here again.
 _held: set[str] = set()

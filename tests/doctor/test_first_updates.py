@@ -171,10 +171,14 @@ def test_after_the_early_look_an_update_is_not_looked_at(
     monkeypatch.setattr(first_updates.FirstUpdates, "_look", noted)
     monkeypatch.setattr(first_updates, "EARLY", 3)
     monkeypatch.setattr(first_updates, "LOOK_AFTER", 20)
-    exp = make(Tiny, tmp_path / "run", max_iteration=30, log_interval=6)
-    exp.setup()
-    exp.run()
-    assert looks == [1, 2, 3, 6, 12, 18, 24]
+    for log_interval, expected in (6, [1, 2, 3, 6, 12, 18, 24]), (3, [1, 2, *range(3, 22, 3)]):
+        exp = make(
+            Tiny, tmp_path / f"run{log_interval}", max_iteration=30, log_interval=log_interval
+        )
+        exp.setup()
+        exp.run()
+        assert looks == expected
+        looks.clear()
 
 
 def looks(step: Any) -> list[str]:
