@@ -463,7 +463,7 @@ class OwnLoop(Paired):
     ("experiment", "training"),
     [
         pytest.param(Paired, {"accumulation_steps": 4}, marks=pytest.mark.long),
-        (Paired, {"shares": 2}),
+        pytest.param(Paired, {"shares": 2}, marks=pytest.mark.long),
         (OwnLoop, {"accumulation_steps": 4}),
     ],
     ids=["accumulation", "shares", "a loop of one's own"],

@@ -173,6 +173,7 @@ def test_an_experiment_with_an_input_spec_is_exported(
     assert left(temporary) == []
 
 
+@pytest.mark.long
 def test_what_gives_a_worse_result_and_no_error_is_told(
     temporary: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

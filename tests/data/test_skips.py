@@ -133,7 +133,9 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Any]]:
         pytest.param([11], 10, {"max_iteration": 12}, [10], marks=pytest.mark.long),
         ([2, 4], 1, {"accumulation_steps": 4, "max_iteration": 3}, [4, 5, 6, 7, 12, 13, 14, 15]),
         # Shares: an epoch of ten batches ends with its first two again.
-        ([3], 2, {"shares": 4, "max_iteration": 4}, [8, 9, 10, 11]),
+        pytest.param(
+            [3], 2, {"shares": 4, "max_iteration": 4}, [8, 9, 10, 11], marks=pytest.mark.long
+        ),
     ],
 )
 def test_what_is_left_out_later_was_never_there_to_the_bit(
@@ -199,6 +201,7 @@ def test_epochs_begin_and_end_among_batches_that_are_left_out(tmp_path: Path) ->
     assert seconds == [1] * 9 + [4] * 3
 
 
+@pytest.mark.long
 def test_workers_read_past_what_is_read_past_without_them(tmp_path: Path) -> None:
     class Worked(Helped):
         loader_options = {"num_workers": 2}  # noqa: RUF012
@@ -259,6 +262,7 @@ def test_a_number_that_was_in_time_is_not_told_again(
     assert said.count("left out the batches of") == 2
 
 
+@pytest.mark.long
 def test_the_end_by_epochs_comes_earlier_and_a_schedule_stays_as_long(tmp_path: Path) -> None:
     class Planned(Tiny):
         size = 12  # three batches an epoch

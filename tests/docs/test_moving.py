@@ -82,6 +82,12 @@ TRAINERS = ("lightning", "paddlenlp")  # whose tables stand first, and whose scr
 DISTRIBUTED = ("model_fit", "paddlehub", "paddlespeech")
 COMPARED = (*DISTRIBUTED, "fastnlp", "paddlerec", "plain_loop")
 CONTINUED = tuple(page for page in COMPARED if page != "fastnlp")
+FIRST = ("model_fit", "plain_loop")  # which most people come from; those of the others are long
+
+
+def with_long(pages: tuple[str, ...]) -> list[Any]:
+    """The pages, of which all but the FIRST are for the long tests."""
+    return [pytest.param(page, marks=[pytest.mark.long] * (page not in FIRST)) for page in pages]
 
 
 def section(page: str, heading: str) -> str:
@@ -223,7 +229,7 @@ def run_after(experiment: type[Any], folder: str, args: dict[str, Any] | None = 
     return exp
 
 
-@pytest.mark.parametrize("page", COMPARED)
+@pytest.mark.parametrize("page", with_long(COMPARED))
 def test_before_and_after_end_with_the_same_bits(
     page: str, old: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,7 +243,7 @@ def test_before_and_after_end_with_the_same_bits(
     assert "WARNING" not in Path("runs/new/worker_0.log").read_text()
 
 
-@pytest.mark.parametrize("page", CONTINUED)
+@pytest.mark.parametrize("page", with_long(CONTINUED))
 def test_an_old_run_goes_on_in_its_middle_to_the_same_bits(
     page: str, old: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,6 +256,7 @@ def test_an_old_run_goes_on_in_its_middle_to_the_same_bits(
     assert bits(exp.model) == expected
 
 
+@pytest.mark.long
 def test_without_the_old_weights_and_order_the_bits_differ(
     old: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -439,6 +446,7 @@ def test_the_components_of_palm_s_page_train(
     assert errors[-1] < errors[0]
 
 
+@pytest.mark.long
 def test_the_runs_of_paddlerec_s_page_train_and_evaluate(
     old: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -791,6 +799,7 @@ def test_a_pdopt_that_is_not_the_layer_s_is_an_error(tmp_path: Path) -> None:
         read_pdopt(tmp_path / "old/step-24", paddle.nn.Linear(1, 1))
 
 
+@pytest.mark.long
 def test_from_weights_of_parakeet_a_run_begins_in_a_new_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

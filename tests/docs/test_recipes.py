@@ -454,6 +454,7 @@ def test_what_is_validated_are_the_averages_and_not_the_weights(tmp_path: Path) 
     assert saved.data.tobytes() == exp.model[0].weight.numpy().tobytes()
 
 
+@pytest.mark.long
 def test_the_mean_is_that_of_the_last_checkpoints(tmp_path: Path) -> None:
     run("mean_weights", tmp_path, "training.max_iteration=120")
     names = [path.name for path in sorted((tmp_path / "checkpoints").iterdir())]
@@ -500,6 +501,7 @@ def test_utterances_in_batches_by_length_have_little_padding_and_continue_exactl
     same_bits(*(find_at(tmp_path / name) for name in ("straight", "stopped")))
 
 
+@pytest.mark.long
 def test_a_run_that_stops_early_stays_stopped_and_ends_with_its_best(tmp_path: Path) -> None:
     exp = run("early_stopping", tmp_path)
     losses = curve(tmp_path, "valid/loss")
@@ -510,6 +512,7 @@ def test_a_run_that_stops_early_stays_stopped_and_ends_with_its_best(tmp_path: P
     assert run("early_stopping", tmp_path).iteration == exp.iteration
 
 
+@pytest.mark.long
 def test_the_queue_is_restored_to_the_same_bits(tmp_path: Path) -> None:
     words = ["moco.queue=128", "training.save_interval=2"]
     straight = run("contrastive", tmp_path / "straight", *words, "training.max_iteration=5")
@@ -520,6 +523,7 @@ def test_the_queue_is_restored_to_the_same_bits(tmp_path: Path) -> None:
     same_bits(*(find_at(tmp_path / name) for name in ("straight", "again")))
 
 
+@pytest.mark.long
 def test_reinforcement_learns_without_data_and_without_a_warning(tmp_path: Path) -> None:
     words = ["training.max_iteration=60", "training.valid_interval=20", "training.log_interval=1"]
     exp = run("reinforcement", tmp_path, *words, "episodes.number=24", "episodes.steps=15")
@@ -540,6 +544,7 @@ def test_the_judge_is_neither_trained_nor_in_the_checkpoint(warmed: Path, tmp_pa
     assert "WARNING" not in told(tmp_path / "run")
 
 
+@pytest.mark.long
 def test_each_sample_is_held_out_by_one_fold(tmp_path: Path) -> None:
     held_out = []
     for fold in range(5):
@@ -569,6 +574,7 @@ def test_the_best_checkpoint_is_tested_and_can_be_used_afterwards(tmp_path: Path
     np.testing.assert_allclose(exported(images).numpy(), exp.model(images).numpy(), atol=1e-5)
 
 
+@pytest.mark.long
 def test_another_batch_size_goes_on_with_what_the_epoch_has_not_had_and_more_data_with_the_next(
     tmp_path: Path,
 ) -> None:

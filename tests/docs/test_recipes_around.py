@@ -183,6 +183,7 @@ def test_swanlab_is_another_import_and_a_fresh_run_another_curve(
     assert len({line["id"] for line in library.lines()}) == 2
 
 
+@pytest.mark.long
 def test_sound_and_pictures_come_with_the_numbers_of_a_validation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +199,7 @@ def test_sound_and_pictures_come_with_the_numbers_of_a_validation(
     assert [*points(library.lines(), "valid/accuracy")] == [10, 20]
 
 
+@pytest.mark.long
 def test_tensorboard_hides_what_comes_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -508,6 +510,7 @@ def test_the_weights_of_all_epochs_stay_and_are_the_same_however_it_was_killed(
 # --- the rest ----------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_ten_iterations_are_profiled_and_the_bits_are_those_without(tmp_path: Path) -> None:
     class Plain(experiment_of("profiled")):  # type: ignore[misc]
         on_train_begin = ExperimentBase.on_train_begin

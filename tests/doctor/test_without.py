@@ -74,9 +74,8 @@ class Job:
         return {"files": manifest["files"], "results": results}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.long] * (n != "line")) for n in SMALL]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", SMALL)
 def test_without_its_folder_an_experiment_goes_on_to_the_same_bits(
     tmp_path: Path, name: str
 ) -> None:

@@ -110,6 +110,7 @@ def test_a_loop_by_epochs_ends_with_them(tmp_path: Path) -> None:
     assert exp.finished
 
 
+@pytest.mark.long
 def test_the_literal_loop_of_the_seed_counts_epochs_rightly_and_continues_exactly(
     tmp_path: Path,
 ) -> None:
@@ -281,7 +282,7 @@ def test_the_number_of_iterations_is_known_where_a_schedule_is_made(
     ("samples", "sizes_and_stops", "total"),
     [
         (40, [(8, 8), (4, 9)], 32),  # 16 samples of the second epoch were left
-        (33, [(4, 9), (16, 10)], 18),
+        pytest.param(33, [(4, 9), (16, 10)], 18, marks=pytest.mark.long),
         pytest.param(40, [(4, 13), (8, 15), (8, 20), (4, 25)], 34, marks=pytest.mark.long),
         pytest.param(40, [(4, 3), (8, 7), (4, 10), (8, 11)], 24, marks=pytest.mark.long),
         pytest.param(33, [(4, 4), (16, 5)], 15, marks=pytest.mark.long),

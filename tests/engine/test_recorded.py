@@ -261,7 +261,7 @@ class Stopping(EarlyStopping, Judged):
     """Is never better than at first."""
 
 
-@pytest.mark.parametrize("how", [Judged, Stopping])
+@pytest.mark.parametrize("how", [pytest.param(Judged, marks=pytest.mark.long), Stopping])
 def test_after_run_one_has_the_same_in_hand_however_often_it_was_given(
     tmp_path: Path, how: type[Judged]
 ) -> None:

@@ -280,10 +280,14 @@ class Drifting(Tiny):
     ("experiment", "at"),
     [
         (SavingInEvaluation, 7),
-        (DrawingInEvents, 7),
         *(
-            pytest.param(*case, marks=pytest.mark.long)
-            for case in ((SavingInTraining, 6), (SavingAfterTheBatch, 6), (Drifting, 7))
+            pytest.param(experiment, at, marks=pytest.mark.long)
+            for experiment, at in [
+                (DrawingInEvents, 7),
+                (SavingInTraining, 6),
+                (SavingAfterTheBatch, 6),
+                (Drifting, 7),
+            ]
         ),
     ],
 )

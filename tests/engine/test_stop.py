@@ -322,6 +322,7 @@ def test_a_stop_file_that_cannot_be_removed_is_told_and_no_failure(
     assert (tmp_path / "STOP/theirs").exists()
 
 
+@pytest.mark.long
 def test_a_time_limit_shorter_than_setup_lets_each_start_make_an_update(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -463,6 +464,7 @@ def test_a_save_is_due_by_the_clock_so_long_after_the_newest_checkpoint() -> Non
     assert not StopRequests(clock=lambda: now[0]).is_save_due
 
 
+@pytest.mark.long
 def test_checkpoints_by_the_clock_change_neither_the_bits_nor_what_is_best(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -563,13 +565,9 @@ def test_sigterm_to_the_launcher_stops_both_ranks_at_one_iteration(script: Path)
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    ("signum", "code"),
-    [
-        (signal.SIGINT, 130),
-        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long),
-        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.long),
-    ],
+    ("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
 def test_nprocs_answers_with_the_code_of_the_signal(tmp_path: Path, signum: int, code: int) -> None:
     """No rank ends before the checkpoint is written: paddle's launcher would kill the others."""

@@ -366,6 +366,7 @@ class Several(MultiHead):
         return {}
 
 
+@pytest.mark.long
 def test_heads_are_drawn_by_their_ratios_the_same_for_a_seed_and_continued(tmp_path: Path) -> None:
     options: dict[str, Any] = {"valid_interval": 0, "save_interval": 100, "log_interval": 100}
     whole: Any = trained(Several, tmp_path / "whole", max_iteration=100, **options)

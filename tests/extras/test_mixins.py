@@ -391,6 +391,7 @@ def test_valid_sees_the_averages_of_all_weights_so_far(tmp_path: Path) -> None:
         assert not close(weights, exp.trajectory[iteration])
 
 
+@pytest.mark.long
 def test_averaging_leaves_the_bits_of_training_alone(tmp_path: Path) -> None:
     trained_without_mixins(Tiny, tmp_path / "without")
     exp = trained(Averaged, tmp_path / "with", valid_interval=1, **EMA)
@@ -733,6 +734,7 @@ MIXINS = (EarlyStopping, ExponentialMovingAverage, GradientClipping)
 ORDERS = (MIXINS, MIXINS[::-1], (*MIXINS[1:], MIXINS[0]))  # each of them is the first once
 
 
+@pytest.mark.long
 def test_the_three_give_the_same_bits_in_any_order(tmp_path: Path) -> None:
     options = {"clipping": {"max_norm": 0.5}, "ema": {"decay": 0.5}, "valid_interval": 1}
     options |= {"monitor": "loss", "monitor_mode": "min", "early_stopping": {"patience": 3}}

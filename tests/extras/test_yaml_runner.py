@@ -105,6 +105,7 @@ def stage_lines(*names: str) -> str:
 # --- runs ------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_runners_run_one_after_the_other_each_in_its_folder(
     workspace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

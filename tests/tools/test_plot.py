@@ -53,6 +53,7 @@ def test_curves_of_several_runs_are_drawn_into_one_picture(
         assert (abs(image.astype(int) - colour).sum(axis=-1) < 40).sum() > 100
 
 
+@pytest.mark.long
 def test_all_runs_below_a_directory_are_drawn_and_one_without_lines_is_left_out(
     tmp_path: Path,
 ) -> None:

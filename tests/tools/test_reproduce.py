@@ -239,6 +239,7 @@ def test_its_pages_show_what_it_says(page: Path) -> None:
 IN_A_RANK = pytest.param(["--restarts", "1"], marks=pytest.mark.long)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("words", [[], IN_A_RANK], ids=["here", "in a rank"])
 def test_a_run_of_a_module_is_reproduced_as_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture, words: list[str]
@@ -345,6 +346,7 @@ def test_the_code_of_now_is_the_same_if_it_computes_the_same_and_may_log_more(
     assert said.splitlines()[-1].startswith(no)
 
 
+@pytest.mark.long
 def test_the_code_of_now_gets_the_keys_that_have_left_its_config(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
 ) -> None:
