@@ -50,8 +50,8 @@ CONSTANT += (Fraction, datetime.date, datetime.time, datetime.timedelta, datetim
 CONSTANT += (PurePath, uuid.UUID)
 LEAVES: Any = (paddle.Tensor, np.ndarray, bytearray, array.array, *GENERATORS)
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
-_FUNCTIONS += (np.ufunc,)  # np.sin; that of numpy 1 has no attributes, and seemed to be an object
 CODE: Any = (type, types.ModuleType, *_FUNCTIONS, classmethod, staticmethod, property)
+CODE += (np.ufunc,)  # np.sin; that of numpy 1 has no attributes, and seemed to be an object
 _LOCKS = type(threading.Lock()), type(threading.RLock())
 # What talks to the world, and is no state.
 WORLD: Any = (io.IOBase, threading.Thread, *_LOCKS, socket.socket, logging.Logger, logging.Handler)
