@@ -47,7 +47,7 @@ FACE = " ".join((YOURS, READ, WHOLE_RUN, LOOP, FILES, EVENTS)).split()
 ATTRIBUTES = "model optimizer train_loader valid_loader test_loader visualizer".split()
 INTERNALS = (
     "life phase read_only advises is_ending has_logged batches_read has_validated waiting "
-    "restored state code divisor updates_per_epoch listen explain saved_at epochs_ended "
+    "inspected restored state code divisor updates_per_epoch listen explain saved_at epochs_ended "
     "batch_in_epoch num_shares share batch_indices stepping grad_scaler log_finite "
     "evaluated_loader evaluated_indices evaluating surround_phases stateful_objects "
     "learning_rates fire hears turn_epoch step_of wait_for_checkpoint closing"

@@ -421,8 +421,10 @@ class Checkpointer:
         path = collectives.on_rank_zero(lambda: find_in_run(run, which), "load_checkpoint")
         assert path is not None
         contents = {n: entry for n, entry in self._contents().items() if n in _LOOKED_AT}
+        _objects(contents).is_to_look = True
         fitting = self._read_fitting(path, contents)
-        _load(path, contents, fitting.states)
+        for note in _load(path, contents, fitting.states):
+            self._logger.warning("%s: %s", path.name, note)
         self.inspected = path.name
         if fitting.changed_code:
             self._logger.warning("%s: %s", path.name, fitting.changed_code)

@@ -81,7 +81,7 @@ class Gradients(Part):
             if grad.is_dist() and is_set:
                 text = "a gradient with placements cannot be saved; clear it after step()."
                 raise TypeMistake(f"{name}: {text}")
-            gradients[name] = grad if is_set else None
+            gradients[name] = _as_of_backward(grad) if is_set else None
         return gradients
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
@@ -97,6 +97,15 @@ class Gradients(Part):
                 grad.copy_(state[name], True)
                 set_gradient(parameter, grad)
         return []
+
+
+def _as_of_backward(grad: Any) -> Any:
+    """Returns a gradient as backward makes it, without stop_gradient, which paddle sets otherwise
+    where one is put back.
+    """
+    seen = grad.detach()
+    seen.stop_gradient = False
+    return seen
 
 
 class Environment(Part):

@@ -13,6 +13,7 @@ import json
 import logging
 import pickle
 import re
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -200,7 +201,7 @@ def export(path: Path, layer: Any, spec: Sequence[Any] | None) -> None:
 
     Raises:
         ConfigError: There is no `spec` of the inputs, or it is no list.
-        WeightsError: The layer is in pieces.
+        WeightsError: The layer is in pieces, or the file cannot be written.
         ValueError: Paddle cannot call it with such inputs, or cannot convert its forward.
     """
     if not isinstance(spec, (list, tuple)):
@@ -212,11 +213,12 @@ def export(path: Path, layer: Any, spec: Sequence[Any] | None) -> None:
 
     def write() -> None:
         _need_whole(_live(layer), path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=path.parent).close()  # paddle's error would name the spec
             paddle.jit.save(layer, str(path), input_spec=list(spec))
-        except OSError:
-            raise  # of the disk
+        except OSError as error:
+            raise WeightsError(f"{path}: cannot be written: {error.strerror}.") from error
         except Exception as error:
             raise ValueMistake(
                 f"export: {_reason(error)} Expected an input_spec with the shape and the type of "

@@ -134,7 +134,7 @@ class FirstUpdates:
             if made and not self._has_looked:
                 if is_trial():
                     self._say_in(made, self._seen_in_a_trial(self._trained))
-                elif self._loop_began >= 0:
+                elif self._loop_began >= 0 and not self._internals.inspected:
                     self._look_back(self._trained)
         self._end_visit()
 

@@ -114,6 +114,11 @@ class Internals:
         return sorted(self._events.waiting)
 
     @property
+    def inspected(self) -> str:
+        """The name of the checkpoint that load_checkpoint has put in; empty if none."""
+        return self._checkpointer.inspected
+
+    @property
     def restored(self) -> Path | None:
         """The checkpoint from which this start goes on; None: it begins."""
         return self._checkpointer.restored

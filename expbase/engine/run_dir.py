@@ -292,4 +292,4 @@ def _listed(changed: Mapping[str, tuple[Any, Any]]) -> str:
     lines = [f"\n  {key}: {there!r:.200} there, {now!r:.200} now" for key, (there, now) in named]
     if more := len(changed) - len(named):
         lines.append(f"\n  and {more:,} keys more")
-    return "".join(lines).replace("None there", "not there")
+    return "".join(lines).replace("None there", "not there").replace("None now", "not here now")

@@ -33,10 +33,10 @@ from expbase.base.checkpoint_part import Part
 from expbase.base.errors import RuntimeMistake
 from expbase.base.generator_states import GENERATORS, generator_kind
 from expbase.base.json_values import SIMPLE, Decoder, Encoded, Encoder, Names, not_savable
-from expbase.state.compare import as_text, is_known, is_same, look
+from expbase.state.compare import Named, as_text, is_known, is_same, look
 from expbase.state.reachable import Reach
 from expbase.state.schedule_constants import constants_in, follow
-from expbase.state.unsavable import Told
+from expbase.state.unsavable import Told, shown
 from expbase.state.value_kinds import ATOMS, is_handle, is_written, talks_to_the_world
 from expbase.state.value_places import (
     WHOLE,
@@ -45,6 +45,7 @@ from expbase.state.value_places import (
     LayerNode,
     LoaderNode,
     Node,
+    OptimizerNode,
     ParameterNode,
     WholeNode,
     is_same_key,
@@ -63,6 +64,10 @@ HOOKED = "@on_train_begin"  # paths of values that are as that has set them, in 
 _ROOT = "values."  # what the names of arrays begin with, of this entry
 _GLANCE = 10_000  # items: more are looked at by a checksum
 _LARGE_BYTES = 1 << 26  # of a value: more is a cache, maybe
+_NOT_AS_THEN = (
+    "not as it was then. Training has changed it since, and no copy is kept; --evaluate, in a "
+    "process of its own, has it as it was."
+)
 _NOTHING: Any = object()
 _PARTS = (paddle.nn.Layer, EagerParamBase)
 _FORMED = (paddle.nn.Layer, EagerParamBase, paddle.optimizer.Optimizer)
@@ -443,9 +448,14 @@ class Values(Part):
         return no_place * is_taken
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
-        """Restores a state without `problems`; `differences` says later what is not exact."""
+        """Restores a state without `problems`; `differences` says later what is not exact.
+
+        Returns:
+            A line about values that are not as they were then, if training has gone on since.
+        """
         names, nodes = self._setup, self._nodes_then
         decoded, self._decoded = self._decoded, {}
+        lost = self._put_back_setup(self._changed - decoded.keys() - self._anew)
         then = {p: t for p, t in state[_CONSTANTS].items() if not self._reach.is_left_out(p)}
         given = follow(self._constants, then, decoded, nodes)
         self.lines += given.lines
@@ -478,7 +488,29 @@ class Values(Part):
                 self._restored[path] = look(
                     nodes[name].places().get(key), names, is_whole=key is WHOLE
                 )
-        return []
+        return lost
+
+    def _put_back_setup(self, paths: set[str]) -> list[str]:
+        """Puts back what setup has made in places that training has changed after a checkpoint,
+        which so has not got them: the best one, say, when on_train_end tests it.
+        """
+        if not paths:
+            return []
+        walk, names, nodes = self._nodes(self._reach.walk())
+        lost = []
+        for place in [p for p in self._places(nodes, walk) if p.path in paths]:
+            made = self._made.get(place.path, _NOTHING)
+            if type(made) in SIMPLE:
+                place.node.put(place.key, made)
+            elif made is _NOTHING and place.key is not WHOLE:
+                place.node.remove(place.key)
+            elif isinstance(made, Named) and made.name in nodes and not made.is_wrapped:
+                place.node.put(place.key, nodes[made.name].value)
+            elif isinstance(place.node, OptimizerNode):
+                continue  # its work is done
+            elif not is_same(made, place.look(names)):
+                lost.append(shown(place.path))
+        return [f"{', '.join(lost)}: {_NOT_AS_THEN}"] * bool(lost)
 
     def differences(self) -> Iterator[str]:
         """Yields the paths of restored values that had changed again when training began, by

@@ -78,6 +78,7 @@ class StatefulObjects(Part):
     noted: Noted | None = None  # at the end of setup
     walk: Walk | None = None  # by which it was found
     named: list[tuple[str, Any]] = field(default_factory=list)  # parameters, once they are asked
+    is_to_look: bool = False  # whether a checkpoint is loaded and not trained on
 
     def note(self, names: WalkedNames) -> Noted:
         """Returns what is to be found again later under these names."""
@@ -222,8 +223,18 @@ class StatefulObjects(Part):
             own = {names[p.name]: p for p in parameters_of(inner) if p.name in names}
             optimizers.make_accumulators(inner, tensors.get(name, {}), own)
         saved = {name: kind for name, (kind, _) in values.items()}
-        here = self._kinds() | _described(self._live_tensors())
-        return misfits(saved | _described(tensors), here, "checkpoint")
+        live = self._live_tensors()
+        if self.is_to_look:
+            self._leave_accumulators(tensors, live)
+        return misfits(saved | _described(tensors), self._kinds() | _described(live), "checkpoint")
+
+    def _leave_accumulators(self, tensors: Any, live: Any) -> None:
+        """Leaves out accumulators that the other side lacks: parameters were thawed since, say."""
+        for name in self.optimizers:
+            there, here = tensors.get(name, {}), live[name]
+            for own, other in (there, {**here}), (here, {**there}):
+                for key in own.keys() - other.keys():
+                    del own[key]
 
     def load_state_dict(self, state: State) -> list[str]:
         """Restores a state without `problems`; returns no reasons, since it is always exact."""

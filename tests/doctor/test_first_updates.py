@@ -78,6 +78,26 @@ def test_a_length_that_does_not_count_the_batches_is_told_once(
     assert (tmp_path / "worker_0.log").read_text().count(text) == is_told
 
 
+def test_a_schedule_that_a_checkpoint_of_before_has_put_back_was_stepped(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Tested(Helped):
+        def setup_model(self) -> None:
+            super().setup_model()
+            rate = paddle.optimizer.lr.MultiStepDecay(0.01, [1, 2], 0.1)
+            self.optimizer = paddle.optimizer.Adam(rate, parameters=self.model.parameters())
+
+        def on_train_epoch_end(self) -> None:
+            self.optimizer._learning_rate.step()
+
+        def on_train_end(self) -> None:
+            self.load_checkpoint("last")  # which was written before the end of the epoch
+
+    for end in (17, 20):
+        trained(Tested, tmp_path, max_iteration=end, save_interval=100)
+    assert "WARNING" not in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("case", ALONE)
 def test_a_mistake_is_told_and_what_is_only_odd_is_not(
     tmp_path: Path, case: Case, capfd: pytest.CaptureFixture[str]

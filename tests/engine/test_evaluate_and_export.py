@@ -15,7 +15,7 @@ import paddle
 import pytest
 from graded import BEST, SETTINGS, Graded, answer, same_run, snapshot, steps
 from paddle.io import DataLoader
-from tiny import Notes, Points, Tiny, curve, make, run_ranks, same_bits, trained
+from tiny import Helped, Notes, Points, Tiny, curve, make, run_ranks, same_bits, trained
 
 from expbase import Config, main, on
 from expbase.base.background import Background
@@ -217,6 +217,13 @@ def test_an_exported_model_gives_the_outputs_of_its_checkpoint_in_eval_mode(
         assert not np.allclose(*outputs[6, size], atol=1e-6)
 
 
+def test_an_export_that_cannot_be_written_is_told_in_a_line(graded: Path, tmp_path: Path) -> None:
+    shutil.copytree(graded, tmp_path / "run")
+    (tmp_path / "run/export").write_text("in the way")
+    with pytest.raises(SystemExit, match=r"/model: cannot be written: Not a directory\."):
+        main(Graded, argv=["--output", str(tmp_path / "run"), "--export", "best"])
+
+
 def test_export_without_an_input_spec_says_what_it_needs(graded: Path, tmp_path: Path) -> None:
     class Without(Graded):
         def setup_model(self) -> None:
@@ -346,6 +353,83 @@ def test_the_best_checkpoint_can_be_tested_at_the_end_and_the_run_goes_on_from_t
         trained(Graded, tmp_path / name, **{**SETTINGS, "max_iteration": 7})
     assert steps(tmp_path / "tested")[-1] == "step-00000007"
     same_run(tmp_path / "plain", tmp_path / "tested")
+
+
+class Annealed(Tiny):
+    """From iteration 3 on much is another, and the best checkpoint is that of iteration 2."""
+
+    def setup_model(self) -> None:
+        super().setup_model()
+        self.factor, self.rates, self.seen = 1.0, {"one": 1.0}, [0]
+        self.heads = [paddle.nn.Linear(2, 2), paddle.nn.Linear(2, 2)]
+        self.active = self.heads[0]
+        self.testing = False
+
+    def train_batch(self) -> None:
+        super().train_batch()
+        if self.iteration == 3:
+            self.factor, self.rates["two"], self.phase, self.active = 5.0, 2.0, 1, self.heads[1]
+            self.seen.append(3)
+            self.model.slope = 2.0
+            self.model[0].weight.stop_gradient = True
+
+    def valid(self) -> dict[str, float]:
+        return {"score": -abs(self.iteration - 2)}
+
+    def on_train_end(self) -> None:
+        self.testing, self.kept = True, "this"
+        self.load_checkpoint("best")
+
+
+def test_what_has_changed_after_the_best_checkpoint_is_as_it_was_then(tmp_path: Path) -> None:
+    exp: Any = trained(
+        Annealed, tmp_path, max_iteration=4, valid_interval=1, monitor="score", monitor_mode="max"
+    )
+    assert (exp.factor, exp.rates, exp.active) == (1.0, {"one": 1.0}, exp.heads[0])
+    assert not hasattr(exp, "phase")
+    assert not hasattr(exp.model, "slope")
+    assert exp.model[0].weight.stop_gradient is False
+    assert (exp.testing, exp.kept) == (True, "this")  # on_train_end has set them itself
+    log = (tmp_path / "worker_0.log").read_text()
+    assert "WARNING: step-00000002: self.seen: not as it was then. Training has changed it" in log
+    assert log.count("not as it was then") == 1
+
+
+@pytest.mark.parametrize("how", ["thawed", "made anew"])
+def test_the_best_checkpoint_is_loaded_although_its_optimizer_has_other_accumulators(
+    tmp_path: Path, how: str
+) -> None:
+    class Tuned(Helped):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.model = paddle.nn.Sequential(self.model, paddle.nn.Linear(2, 2))
+            for weight in self.model[0].parameters():
+                weight.stop_gradient = how == "thawed"
+            self.optimizer = self.adam(self.model)
+
+        def adam(self, layer: Any) -> Any:
+            return paddle.optimizer.Adam(0.01, parameters=layer.parameters())
+
+        def train_batch(self) -> None:
+            if self.iteration == 3 and how == "thawed":
+                for weight in self.model[0].parameters():
+                    weight.stop_gradient = False
+            elif self.iteration == 3:
+                self.optimizer = self.adam(self.model[1])
+            super().train_batch()
+
+        def valid(self) -> dict[str, float]:
+            return {"score": -abs(self.iteration - 2)}
+
+        def on_train_end(self) -> None:
+            self.load_checkpoint("best")
+            self.now = self.model[1].weight.numpy()
+
+    settings = {"valid_interval": 1, "monitor": "score", "monitor_mode": "max"}
+    exp: Any = trained(Tuned, tmp_path, max_iteration=4, **settings)
+    weights = read_weights(tmp_path / "checkpoints/step-00000002")["model"]
+    assert exp.now.tobytes() == weights["1.weight"].data.tobytes()
+    assert "not as it was then" not in (tmp_path / "worker_0.log").read_text()
 
 
 def test_load_best_waits_for_the_checkpoint_that_is_being_written(

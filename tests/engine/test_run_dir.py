@@ -285,6 +285,8 @@ def test_another_config_is_refused_with_the_keys_and_the_ways_on(output: RunDire
     assert all(option in text for option in ("--output", "--fresh", "--force"))
     text = refusal(output.path, Config({**CONFIG, "data": {"root": "x"}}))
     assert "data.root: not there, 'x' now" in text
+    rest = {key: value for key, value in CONFIG.items() if key != "optim"}
+    assert "optim.lr: 0.1 there, not here now" in refusal(output.path, Config(rest))
 
 
 def test_the_refusal_says_first_how_to_go_on_with_the_runs_own_values(

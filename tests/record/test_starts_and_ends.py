@@ -75,6 +75,20 @@ def test_each_start_notes_its_config(tmp_path: Path) -> None:
     assert first | {"training.max_iteration": 4} == second
 
 
+def test_what_training_changes_in_the_config_is_state_and_not_what_a_start_was_given(
+    tmp_path: Path,
+) -> None:
+    class Warming(Rated):
+        def train_batch(self) -> None:
+            super().train_batch()
+            self.config.optim.betas = [0.5, 0.5]
+
+    for end in (2, 4):
+        exp = trained(Warming, tmp_path, max_iteration=end)
+    assert exp.config.optim.betas == [0.5, 0.5]
+    assert [start["config"]["optim.betas"] for start in starts(tmp_path)] == [[0.9, 0.99]] * 2
+
+
 def test_a_record_that_a_power_cut_has_torn_does_not_spoil_the_next(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
