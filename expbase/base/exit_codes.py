@@ -32,6 +32,8 @@ STOPPED = (ExitCode.TIME_LIMIT, ExitCode.SIGHUP, ExitCode.SIGINT, ExitCode.SIGTE
 # Exceptions that mean a mistake in the experiment, and not in its surroundings, if they are raised
 # in setup or by expbase itself.
 _MISTAKES = (TypeError, ValueError, AttributeError, NameError)
+# Of a path that was given: no other start would find something else there.
+_OF_PATHS = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError)
 # Paddle's words in a ValueError when another rank has ended while they connect:
 # paddle/phi/core/distributed/store/tcp_utils.h.
 _LOST = re.compile("TCP (receive|send) error|TCP connection reset")
@@ -50,7 +52,7 @@ def exit_code_of(error: BaseException, *, in_setup: bool = False) -> int:
         return error.code if isinstance(error.code, int) else ExitCode.ERROR
     cause = error.__cause__
     while cause is not None:
-        if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
+        if isinstance(cause, OSError) and not isinstance(cause, _OF_PATHS):
             return ExitCode.ERROR  # such as a full disk: another start may succeed
         cause = cause.__cause__
     if _LOST.search(str(error)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import pickle
 import sys
 from pathlib import Path
@@ -92,6 +93,10 @@ def test_a_mistake_in_the_experiment_is_mended_by_no_other_start() -> None:
     )  # what a RuntimeError is, depends
     assert exit_code_of(raised_by(broken, [])) == 1
     assert exit_code_of(raised_by(broken, []), in_setup=True) == 78
+    for number, code in ((errno.EEXIST, 78), (errno.ENOTDIR, 78), (errno.ENOSPC, 1)):
+        mistake = ConfigError("--output: 'runs' cannot be made a directory.")
+        mistake.__cause__ = OSError(number, os.strerror(number))
+        assert exit_code_of(mistake, in_setup=True) == code
     # Another rank was killed while they connected.
     gone = "(InvalidArgument) TCP receive error. Details: Connection reset by peer."
     assert exit_code_of(ValueError(gone), in_setup=True) == 1
