@@ -193,7 +193,7 @@ def write_weights(path: Path, layer: Any) -> None:
     try:
         write_single_file(path, parts)
     except OSError as error:
-        raise WeightsError(f"{path}: cannot be written: {error.strerror}.") from error
+        raise _not_written(path, error) from error
 
 
 def export(path: Path, layer: Any, spec: Sequence[Any] | None) -> None:
@@ -218,7 +218,7 @@ def export(path: Path, layer: Any, spec: Sequence[Any] | None) -> None:
             tempfile.TemporaryFile(dir=path.parent).close()  # paddle's error would name the spec
             paddle.jit.save(layer, str(path), input_spec=list(spec))
         except OSError as error:
-            raise WeightsError(f"{path}: cannot be written: {error.strerror}.") from error
+            raise _not_written(path, error) from error
         except Exception as error:
             raise ValueMistake(
                 f"export: {_reason(error)} Expected an input_spec with the shape and the type of "
@@ -226,6 +226,10 @@ def export(path: Path, layer: Any, spec: Sequence[Any] | None) -> None:
             ) from error
 
     collectives.on_rank_zero(write, "export")
+
+
+def _not_written(path: Path, error: OSError) -> WeightsError:
+    return WeightsError(f"{path}: cannot be written: {error.strerror}.")
 
 
 def _reason(error: Exception) -> str:
