@@ -232,8 +232,9 @@ class StatefulObjects(Part):
         """Leaves out accumulators that the other side lacks: parameters were thawed since, say."""
         for name in self.optimizers:
             there, here = tensors.get(name, {}), live[name]
-            for own, other in (there, {**here}), (here, {**there}):
-                for key in own.keys() - other.keys():
+            shared = there.keys() & here.keys()
+            for own in (there, here):
+                for key in own.keys() - shared:
                     del own[key]
 
     def load_state_dict(self, state: State) -> list[str]:

@@ -281,13 +281,13 @@ class Drifting(Tiny):
     [
         (SavingInEvaluation, 7),
         *(
-            pytest.param(experiment, at, marks=pytest.mark.long)
-            for experiment, at in [
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (
                 (DrawingInEvents, 7),
                 (SavingInTraining, 6),
                 (SavingAfterTheBatch, 6),
                 (Drifting, 7),
-            ]
+            )
         ),
     ],
 )
