@@ -27,12 +27,13 @@ from expbase.checkpoint.named import find_at
 
 RECIPES = DOCS / "recipes"
 STANDINS = TESTS / "standins"
+
 # A script in place of that of a recipe, in which one process kills itself once.
 KILLED = """
-import os, signal, time
+import os, signal
 import {recipe}
 
-DUE = "step-{iteration:08d}"[:-1] + "0"  # it is written meanwhile, and told at an iteration's end
+DUE = "step-{iteration:08d}"[:-1] + "0"
 
 class Killed({recipe}.{cls}):
     def on_checkpoint_written(self, path):
@@ -40,11 +41,9 @@ class Killed({recipe}.{cls}):
         (self.output_dir / f"told-{{path.name}}").touch()
 
     def on_train_batch_end(self):
-        due = self.checkpoint_dir / DUE
-        while self.rank == 0 and self.iteration == {iteration} - 1 and not due.exists():
-            time.sleep(0.01)
-        if self.rank == 0 and self.iteration >= {iteration} and {condition}:
-            if not os.path.exists("killed") and (self.output_dir / f"told-{{DUE}}").exists():
+        if self.rank == 0 and self.iteration == {iteration} and not os.path.exists("killed"):
+            self.internals.wait_for_checkpoint()  # which tells of it, too
+            if (self.output_dir / f"told-{{DUE}}").exists() and {condition}:
                 open("killed", "w").close()
                 os.kill(os.getpid(), signal.SIGKILL)
 
