@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
+import os
 import pickle
 import re
 import tempfile
@@ -48,6 +50,7 @@ Rename = Callable[[str], str] | Mapping[str, str]  # of a weight in a file: its 
 
 _FLOATS = "float16", "bfloat16", "float32", "float64"  # of which each becomes each
 _INDEX = ".safetensors.index.json"  # names the files of a model in parts
+_PROGRAM_BYTES = 1 << 20  # for what an export has beside the weights
 _OF_OTHERS = f"model{_INDEX}", "model.safetensors"  # what Hugging Face and PaddleFormers write
 
 
@@ -215,7 +218,9 @@ def export(path: Path, layer: Any, spec: Sequence[Any] | None) -> None:
         _need_whole(_live(layer), path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=path.parent).close()  # paddle's error would name the spec
+            with tempfile.TemporaryFile(dir=path.parent) as file:  # paddle's error names the spec
+                # On a full disk paddle writes files of 0 bytes, and raises nothing.
+                os.posix_fallocate(file.fileno(), 0, _bytes_of(layer) + _PROGRAM_BYTES)
             paddle.jit.save(layer, str(path), input_spec=list(spec))
         except OSError as error:
             raise _not_written(path, error) from error
@@ -226,6 +231,11 @@ def export(path: Path, layer: Any, spec: Sequence[Any] | None) -> None:
             ) from error
 
     collectives.on_rank_zero(write, "export")
+
+
+def _bytes_of(layer: Any) -> int:
+    tensors = [*layer.parameters(), *layer.buffers()]
+    return sum(math.prod(tensor.shape) * tensor.element_size() for tensor in tensors)
 
 
 def _not_written(path: Path, error: OSError) -> WeightsError:

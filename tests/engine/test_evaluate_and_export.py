@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import resource
 import shutil
 import threading
 from collections.abc import Callable
@@ -222,6 +223,20 @@ def test_an_export_that_cannot_be_written_is_told_in_a_line(graded: Path, tmp_pa
     (tmp_path / "run/export").write_text("in the way")
     with pytest.raises(SystemExit, match=r"/model: cannot be written: Not a directory\."):
         main(Graded, argv=["--output", str(tmp_path / "run"), "--export", "best"])
+
+
+def test_an_export_for_which_the_disk_has_no_room_is_told_and_writes_nothing(
+    graded: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(graded, tmp_path / "run")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))  # it needs a little more
+    try:
+        with pytest.raises(SystemExit, match=r"/model: cannot be written: File too large\."):
+            main(Graded, argv=["--output", str(run), "--export", "2"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [*run.glob("export/*/*")] == []
 
 
 def test_export_without_an_input_spec_says_what_it_needs(graded: Path, tmp_path: Path) -> None:
