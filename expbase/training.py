@@ -96,6 +96,8 @@ _GONE = {
 # they would end a run of `training.max_epoch=60` in its middle, and validate it between two epochs.
 _LIMIT = 10000
 _INTERVAL = 1000
+# What `resolved` sets; the intervals first, since an interval of None is what the others wait for.
+_FOLLOWING = "valid_interval save_interval valid_every_epoch save_every_epoch max_iteration".split()
 _REQUIRED = ("max_iteration", "valid_interval", "save_interval")
 # How much like one of ours a key of a user's may be: `max_epcoh` is too much like max_epoch, and
 # `plot_interval` is not too much like log_interval.
@@ -177,3 +179,16 @@ def resolved(config: C) -> C:
                 training[every_epoch] = 1
             training[interval] = 0 if training[every_epoch] else _INTERVAL
     return whole
+
+
+def as_given(config: Any, defaults: Any) -> Any:
+    """Returns a copy in which keys of `training` have their defaults if the others lead to the same
+    numbers: the config.yaml of a run has the numbers, and not who gave them.
+    """
+    given = copy.deepcopy(config)
+    for key in _FOLLOWING:
+        fewer = copy.deepcopy(given)
+        fewer.training[key] = defaults.training[key]
+        if resolved(fewer).training == resolved(given).training:
+            given = fewer
+    return given

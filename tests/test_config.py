@@ -20,7 +20,7 @@ from expbase import config as config_module
 from expbase.cli import load_config
 from expbase.config import adopt, differences, dump_yaml, fill, flatten, load_yaml
 from expbase.extras.mixins import ExponentialMovingAverage
-from expbase.training import TrainingKeys, check_training, resolved
+from expbase.training import TrainingKeys, as_given, check_training, resolved
 
 DEFAULTS = {
     "max_iteration": 0, "max_epoch": 0,
@@ -427,6 +427,7 @@ def test_what_is_not_given_follows_from_how_training_ends() -> None:
         save = found.save_interval, found.save_every_epoch
         assert [limits, valid, save] == expected, given
         assert resolved(resolved(config)) == resolved(config)
+        assert as_given(resolved(config), defaults()) == config
 
 
 def test_updates_to_leave_out_are_whole_numbers_in_a_list() -> None:

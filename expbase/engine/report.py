@@ -30,6 +30,7 @@ from expbase.record.logs import NOT_EXACT
 from expbase.record.metrics import MetricLog, words
 from expbase.record.progress_bar import is_terminal, progress_bar
 from expbase.record.speed import Stopwatch
+from expbase.training import as_given
 
 _MOVE_SECONDS = 0.25  # between two drawings of the progress bar; one takes half a millisecond
 
@@ -124,7 +125,8 @@ class Report:
 
     def note_config(self) -> None:
         """Notes what is given in the config, before what follows from it is in it, too."""
-        changes = differences(defaults_of(self._start.experiment), self._config)
+        defaults = defaults_of(self._start.experiment)
+        changes = differences(defaults, as_given(self._config, defaults))
         self._changes = {key: now for key, (_, now) in changes.items()}
 
     def card(self, experiment: Any, layers: Mapping[str, Any], batches: int) -> None:

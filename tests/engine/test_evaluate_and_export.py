@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import resource
 import shutil
 import threading
@@ -75,6 +76,16 @@ def test_evaluate_takes_the_runs_own_config_but_for_what_the_command_line_says(
     assert other != logged
     assert answer(capsys, Graded, *words, *config)["loss"] == other
     assert answer(capsys, Graded, *words, *config, "training.seed=5")["loss"] == logged
+
+
+def test_the_card_of_one_that_looks_names_the_values_that_were_given_to_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(Tiny, argv=["--output", str(tmp_path), "training.max_epoch=1", "training.seed=3"])
+    capsys.readouterr()
+    main(Tiny, argv=["--output", str(tmp_path), "--evaluate", "last"])
+    rows = re.findall(r" config +(.*)", capsys.readouterr().err)
+    assert sorted(rows) == ["training.max_epoch=1", "training.seed=3"]
 
 
 class Before(Tiny):
