@@ -19,6 +19,7 @@ import contextlib
 import hashlib
 import json
 import re
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,7 +31,7 @@ from expbase.base.files import DAMAGES, read_bytes, write_single_file
 from expbase.base.terminal import escaped
 from expbase.checkpoint import best, layout, storage
 from expbase.checkpoint.layout import STATE_FILE, SUFFIX, CheckpointError
-from expbase.config import ConfigError
+from expbase.config import CONFIG, ConfigError, differences, load_yaml
 from expbase.engine.compare_runs import numbers, what_is_saved
 from expbase.engine.due import due_at
 from expbase.engine.run_dir import MAY_CHANGE
@@ -41,6 +42,7 @@ from expbase.record.starts_and_ends import (
     LEDGER,
     Facts,
     Session,
+    flat,
     maker,
     sessions,
     those_that_trained,
@@ -134,9 +136,10 @@ def problems(run: Path, digest: str = "") -> list[str]:
     """
     written = read(run)
     expected = {**written.others, **written.bound}
-    now = _found(run, _starts(_until_the_digest(sessions(run))))
+    noted = sessions(run)
+    now = _found(run, _starts(_until_the_digest(noted)))
     here = now.others | now.bound
-    found = [str(error) for error in now.damaged.values()]
+    found = [str(error) for error in now.damaged.values()] + _of_config(run, noted)
     for name in [*expected, *(name for name in here if name not in expected)]:
         if name not in here:
             # Others than the bound ones may be left out; of a damaged one nothing is known.
@@ -150,6 +153,20 @@ def problems(run: Path, digest: str = "") -> list[str]:
     if digest not in ("", written.digest):
         found.insert(0, f"{DIGEST}: another one, whose digest is {written.digest}")
     return found
+
+
+def _of_config(run: Path, noted: Sequence[Session]) -> list[str]:
+    """Returns what is wrong with config.yaml: it has no line, and the configs of the ledger do."""
+    try:
+        here = flat(load_yaml(run / CONFIG))
+    except ConfigError as error:
+        return [str(error) if (run / CONFIG).exists() else f"{CONFIG}: not here"]
+    configs = [session.start.get("config") for session in noted]
+    changed = [sorted(differences(one, here)) for one in configs if isinstance(one, dict)]
+    if not all(changed):  # it is that of one of the starts at the beginning
+        return []
+    keys = textwrap.shorten(", ".join(changed[0]), 200)
+    return [f"{CONFIG}: another one than in {LEDGER}, which differs in {keys}"]
 
 
 def check_form(digest: str) -> None:

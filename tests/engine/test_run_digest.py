@@ -282,6 +282,12 @@ def source(run: Path) -> None:
     path.write_text(f"{path.read_text()}\n# another\n")
 
 
+def replaced_in(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
 def other_seed(run: Path) -> None:
     trained(Fragile, run.with_name("seed"), **KEPT | {"seed": 1})
     shutil.rmtree(step(run, 8))
@@ -329,6 +335,13 @@ PLANTED: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda run: config(run, 1, **{"training.hang_seconds": 1}), "config: another one"),
     "the config of an earlier start": (
         lambda run: config(run, 0, **{"training.seed": 9}), "start 0 config: another one"),
+    "config.yaml": (
+        lambda run: replaced_in(run / "config.yaml", "seed: 0", "seed: 9"),
+        "config.yaml: another one than in ledger.jsonl, which differs in training.seed"),
+    "config.yaml is gone": (
+        lambda run: (run / "config.yaml").unlink(), "config.yaml: not here"),
+    "config.yaml is damaged": (
+        lambda run: (run / "config.yaml").write_text("- a"), "config.yaml: holds no mapping"),
     "a source file": (source, ": another one"),
     "the checksum of a source file": (
         edit("start", 0, sources={"train.py": "00000000"}),
