@@ -6,6 +6,7 @@ To look at one and not go on: inspect_run.py.
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from expbase.engine.run_states import Life
 from expbase.ranks import collectives, compare_gathered
 from expbase.record import origin_digests, provenance
 from expbase.record.logs import NOT_EXACT
-from expbase.record.starts_and_ends import LEDGER
+from expbase.record.starts_and_ends import LEDGER, sessions
 
 
 def find_own(run: Run) -> None:
@@ -65,12 +66,8 @@ def resume_or_load(run: Run) -> None:
         return
     path = checkpointer.resumable or _find_other(run)
     options = run.start.options
-    if checkpointer.resumable is not None and (other := options.checkpoint_path):
-        run.start.warn(
-            f"--checkpoint_path {other}: not used, because {run.start.output} has "
-            f"{checkpointer.resumable.name} of its own, which is continued. To begin with the "
-            "other one: --fresh, or another --output."
-        )
+    if checkpointer.resumable is not None:
+        _say_what_is_not_used(run, checkpointer.resumable.name)
     notes = []
     if path is not None:
         notes = _restore(run, path)
@@ -88,6 +85,25 @@ def resume_or_load(run: Run) -> None:
     run.ledger.note(resumed=path.name if path else None)
     doing = "the digests of what the run begins from"  # which may take long: of a slow disk
     run.ledger.note(began_from=collectives.on_rank_zero(lambda: _began_from(run, path), doing))
+
+
+def _say_what_is_not_used(run: Run, own: str) -> None:
+    """Says which options to begin from have no effect; they had one if the run began from them."""
+    options = run.start.options
+    given = {
+        "--checkpoint_path": options.checkpoint_path,
+        "--init_model_path": options.init_model_path,
+    }
+    starts = [session.start for session in sessions(run.start.output_dir)]
+    began_from = {option for start in starts for option in start.get("began_from", ())}
+    for option, other in given.items():
+        if other:
+            had_effect = option in began_from
+            run.start.logger.log(
+                logging.INFO if had_effect else logging.WARNING,
+                f"{option} {other}: not used, because {run.start.output} has {own} of its own, "
+                "which is continued. To begin with the other one: --fresh, or another --output.",
+            )
 
 
 def _began_from(run: Run, path: Path | None) -> dict[str, str]:

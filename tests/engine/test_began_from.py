@@ -69,6 +69,21 @@ def test_a_file_of_weights_is_noted_and_not_by_a_start_that_continues(tmp_path: 
     assert began_from(tmp_path / "run") == {}
 
 
+@pytest.mark.parametrize("option", ["checkpoint_path", "init_model_path"])
+def test_what_a_run_of_its_own_does_not_begin_from_is_a_warning_unless_it_has_begun_from_it(
+    tmp_path: Path, option: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    trained(Tiny, tmp_path / "other", max_iteration=1)
+    args = {option: str(tmp_path / "other")}
+    for name, before in (("new", None), ("again", args)):
+        trained(Tiny, tmp_path / name, before, max_iteration=2)
+        capfd.readouterr()
+        trained(Tiny, tmp_path / name, args, max_iteration=3)
+        [line] = [line for line in capfd.readouterr().err.splitlines() if "not used" in line]
+        assert f"--{option} {tmp_path / 'other'}: not used, because " in line
+        assert ("WARNING" in line) == (name == "new")
+
+
 def in_parts(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "model-1.safetensors")
     names = [f'"{name}": "model-1.safetensors"' for name in ("0.weight", "0.bias")]
