@@ -51,6 +51,10 @@ _FILES = (
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 # How many keys of a config that differ are named; a file that was written by hand may have more.
 MOST_KEYS = 20
+_OTHERS = (
+    "another --output, --fresh to start over here (the old run is moved aside), or --force to "
+    "continue under the new config."
+)
 # The locks of this process. The system's kind of lock admits the same process a second time, and it
 # is lost when any handle of the file is closed: so a file must not be opened here again.
 _held: set[str] = set()
@@ -221,6 +225,11 @@ class RunDirectory:
             self.release()  # only now: nobody else gets in between
             self.make()
             self.lock(rank=0)
+        if self._has_trained() and not self._config.exists() and not force:
+            raise self._error(
+                f"holds a run without its {CONFIG}; expected the file, to compare the config with. "
+                f"Put it back, or give {_OTHERS}"
+            )
         changed = {k: v for k, v in self.changed_keys(config).items() if k not in MAY_CHANGE}
         if changed and not force:
             raise self._error(
@@ -230,21 +239,17 @@ class RunDirectory:
 
     def _ways_on(self, changed: Mapping[str, tuple[Any, Any]]) -> str:
         """Says what to do if the config differs in these keys from that of the run."""
-        others = (
-            "another --output, --fresh to start over here (the old run is moved aside), or --force "
-            "to continue under the new config."
-        )
         if any(None in pair for pair in changed.values()):  # one file says nothing of a key
-            return f"Give {others}"
+            return f"Give {_OTHERS}"
         file = shlex.quote(str(self._config))
         return (
             f"To go on with the run's own values, give --config {file} as the last --config, "
-            f"without these keys on the command line; else {others}"
+            f"without these keys on the command line; else {_OTHERS}"
         )
 
     def move_aside(self) -> Path | None:
         """Renames the directory, if it holds a run; returns its new place."""
-        if not self._config.exists():
+        if not (self._config.exists() or self._has_trained()):
             return None
         number = 1
         path = Path(os.path.realpath(self.path))  # what a link leads to stays on its disk
@@ -270,10 +275,12 @@ class RunDirectory:
 
         Such a start failed early, perhaps because of its config: another one may begin here.
         """
+        return self._config.exists() and self._has_trained()
+
+    def _has_trained(self) -> bool:
         metrics = self.path / METRICS
         has_line = metrics.exists() and metrics.stat().st_size > 0
-        has_checkpoint = bool(layout.listed(self.path / layout.FOLDER))
-        return self._config.exists() and (has_line or has_checkpoint)
+        return has_line or bool(layout.listed(self.path / layout.FOLDER))
 
     def dump(self, config: Mapping[str, Any]) -> None:
         """Writes config.yaml until the run has begun; later starts leave it as it is."""

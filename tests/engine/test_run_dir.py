@@ -276,6 +276,17 @@ def test_a_start_that_failed_before_anything_was_kept_gives_way_to_another_confi
     assert "optim.lr: 0.5 there, 0.1 now" in refusal(output.path)
 
 
+def test_a_run_without_its_config_is_no_new_one(output: RunDirectory) -> None:
+    (output.path / "checkpoints/step-00000001").mkdir(parents=True)
+    (output.path / "config.yaml").unlink()
+    output.release()
+    text = refusal(output.path)
+    assert "holds a run without its config.yaml" in text
+    assert all(option in text for option in ("--output", "--fresh", "--force"))
+    assert claimed(output.path, fresh=True) == output.path.with_name("one.old-1")
+    assert not (output.path / "checkpoints").exists()
+
+
 def test_another_config_is_refused_with_the_keys_and_the_ways_on(output: RunDirectory) -> None:
     output.release()
     text = refusal(output.path, changed(optim__lr=0.5, training__seed=3, training__max_iteration=9))
