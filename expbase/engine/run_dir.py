@@ -287,7 +287,12 @@ class RunDirectory:
         if self._locked is None:
             raise TypeMistake("setup_output_dir: locked no directory; expected super's call in it.")
         if not self.is_begun():
-            write_single_file(self._config, [dump_yaml(config).encode()])
+            try:
+                write_single_file(self._config, [dump_yaml(config).encode()])
+            except OSError as error:
+                raise self._error(
+                    f"cannot be written to: {error.strerror}. Make room, or give another --output."
+                ) from error
 
     def _error(self, what: str) -> ConfigError:
         return ConfigError(f"--output: {str(self.path)!r} {what}")

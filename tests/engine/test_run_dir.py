@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import forks
 import paddle
@@ -26,6 +27,7 @@ from expbase import Config, ConfigError, main
 from expbase.base.json_lines import json_lines
 from expbase.checkpoint import storage
 from expbase.checkpoint.layout import CheckpointError
+from expbase.engine import run_dir
 from expbase.engine.run_dir import MAY_CHANGE, RunDirectory
 
 CONFIG = Config({"optim": {"lr": 0.1}, "training": {"seed": 0, "max_iteration": 4}})
@@ -381,6 +383,21 @@ def test_what_is_computed_may_not_change() -> None:
 def test_a_file_in_the_way_is_named(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").write_text("")
     assert re.search("cannot be made a directory: (File ex|Not a d)", refusal(tmp_path / place))
+
+
+def test_a_disk_without_room_for_a_new_run_is_told_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(path: Path, parts: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(run_dir, "write_single_file", full)
+    with pytest.raises(SystemExit) as caught:
+        main(Tiny, argv=["--output", str(tmp_path / "run")])
+    text = r"error: --output: .*/run' cannot be written to: No space left on device\. Make room"
+    assert re.search(text, str(caught.value))
+    assert caught.value.code == 1
+    assert "Traceback" not in capsys.readouterr().err
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
