@@ -16,6 +16,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from expbase.base.files import remove
 from expbase.config import load_yaml
 from expbase.tools import add_tool, make_folder
 
@@ -35,8 +36,12 @@ def add_parser(tools: Any) -> None:
 def main(args: argparse.Namespace) -> int:
     folder: Path = args.dir
     make_folder(folder)
-    for file in _files_of(_EXPERIMENTS / args.name):
-        shutil.copyfile(file, folder / file.name)
+    try:
+        for file in _files_of(_EXPERIMENTS / args.name):
+            shutil.copyfile(file, folder / file.name)
+    except OSError:
+        remove(folder)  # half of it would refuse the next try
+        raise
     print(f"{folder}: {', '.join(sorted(file.name for file in folder.iterdir()))}")
     script = quote(str(folder / "train.py"))
     config = quote(str(folder / "config.yaml"))

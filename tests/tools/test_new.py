@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import runpy
 import shlex
 import sys
@@ -127,6 +129,18 @@ def test_a_folder_in_the_clone_is_one_that_its_git_shows(
     error = capsys.readouterr().err
     assert error.startswith(told) == folder.startswith("clone/")
     assert error == "" or error.endswith(" for an experiment of your own: new mine\n")
+
+
+def test_a_folder_for_which_there_is_no_room_is_not_left_half_made(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(source: Path, target: Path) -> None:
+        target.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+
+    monkeypatch.setattr(new.shutil, "copyfile", full)
+    assert "No space left on device: 'line/train.py'" in refused(capsys, "line", code=1)
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_what_is_there_already_is_left_as_it_is(tmp_path: Path, capsys: Capture) -> None:
