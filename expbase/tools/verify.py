@@ -28,11 +28,13 @@ from pathlib import Path
 from typing import Any
 
 from expbase.base.errors import RuntimeMistake, ValueMistake
+from expbase.base.exit_codes import ExitCode
+from expbase.base.files import remove
 from expbase.base.json_lines import json_lines
 from expbase.checkpoint import layout
 from expbase.checkpoint.named import find_at
 from expbase.cli import count
-from expbase.config import CONFIG, differences, load_yaml
+from expbase.config import CONFIG, ConfigError, differences, load_yaml
 from expbase.engine.compare_runs import files, logged, values
 from expbase.record.logs import NOT_EXACT
 from expbase.tools import add_tool, make_folder, nondeterminism
@@ -276,8 +278,13 @@ class ComparedRun:
                 )
             if "relative import with no known parent" in tail:
                 hint = " If it is started as python -m package.train, give -m package.train."
-            name = self.directory.name
-            raise RuntimeMistake(f"the run {name!r} ended with code {code}.{hint}\n{tail}")
+            if not tail:
+                hint = f" It could write nothing to {self._stderr}: is the disk full?"
+            text = f"the run {self.directory.name!r} ended with code {code}.{hint}\n{tail}"
+            if code == ExitCode.MISTAKE and not self.directory.exists():  # in the words after --
+                remove(self._args.output)  # else the corrected command would be refused
+                raise ConfigError(text)
+            raise RuntimeMistake(text.rstrip())
         if not layout.listed(self.directory / layout.FOLDER):
             raise RuntimeMistake(
                 f"{self._script}: made no checkpoint in {self.directory}; expected a script "

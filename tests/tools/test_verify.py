@@ -485,10 +485,21 @@ def test_words_after_two_dashes_go_to_the_script_and_its_error_is_told(
     body: str, words: list[str], texts: list[str], tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    assert verify(tmp_path, body, "--", *words) == 1
+    is_mistyped = bool(words)  # the corrected command may be given at once
+    assert verify(tmp_path, body, "--", *words) == (78 if is_mistyped else 1)
+    assert (tmp_path / "out").exists() != is_mistyped
     said = "".join(capsys.readouterr())
     for text in texts:
         assert text in said
+
+
+def test_a_run_that_could_not_write_its_error_is_told_with_the_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ComparedRun, "command", lambda self: ["false"])
+    assert main(["verify", __file__, "--output", str(tmp_path / "out")]) == 1
+    text = "ended with code 1. It could write nothing to {}: is the disk full?\n"
+    assert capsys.readouterr().err.endswith(text.format(tmp_path / "out/straight.stderr"))
 
 
 def test_without_a_tool_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
