@@ -67,7 +67,10 @@ class History:
     def parts(self) -> list[Stretch]:
         """Returns the parts between neighbours; a ConfigError if no checkpoint is kept."""
         if not self.kept:
-            raise ConfigError(f"{self.run}: holds no checkpoint; expected --to N, the last one.")
+            last = self._reached()
+            raise ConfigError(
+                f"{self.run}: holds no checkpoint; expected --to N, at most {last}, the last line."
+            )
         return [Stretch(*pair) for pair in zip([self.first, *self.kept], self.kept, strict=False)]
 
     def part(self, first: int | None, last: int | None) -> Stretch:
@@ -85,16 +88,23 @@ class History:
             )
         if last is None:
             last = self.parts()[-1].last
-        lines = (line["iteration"] for line in metric_lines(self.run))
-        reached = max([self.first, *self.kept, *lines])
-        if reached == self.first:
-            raise ConfigError(f"{self.run}: has no line and no checkpoint of an iteration.")
+        reached = self._reached()
         if not begin < last <= reached:
             raise ConfigError(
                 f"{self.run}: --to {last} given; expected {begin + 1} to {reached}, the last "
                 "iteration that has a checkpoint or a line."
             )
         return Stretch(begin, last)
+
+    def _reached(self) -> int:
+        lines = (line["iteration"] for line in metric_lines(self.run))
+        reached: int = max([self.first, *self.kept, *lines])
+        if reached == self.first:
+            raise ConfigError(
+                f"{self.run}: has no line and no checkpoint of an iteration: there is nothing to "
+                "reproduce."
+            )
+        return reached
 
     def kept_in(self, part: Stretch) -> list[int]:
         """Returns the iterations of the checkpoints that a part passes, in order."""

@@ -583,11 +583,12 @@ def test_what_cannot_be_made_again_is_a_mistake(copied: Path, capfd: Capture) ->
         return said
 
     shutil.rmtree(run / "checkpoints")
-    assert "expected --to N" in nothing_is_said()
+    assert "expected --to N, at most 7, the last line." in nothing_is_said()
     for file in ("metrics.jsonl", "validations.jsonl"):
         (run / file).unlink()
-    text = "has no line and no checkpoint of an iteration."
-    assert text in nothing_is_said("--to", "2")
+    text = "has no line and no checkpoint of an iteration: there is nothing to reproduce."
+    for words in ([], ["--to", "2"]):
+        assert text in nothing_is_said(*words)
     change(run, "start", by_nobody)
     text = "holds no run of a script, made by this version of expbase."
     assert text in nothing_is_said()
