@@ -112,7 +112,7 @@ def check_place(start: Mapping[str, Any], words: Sequence[str], places: Places) 
     place = start["script"]
     name = words[place]
     if not _is_of_tree(places.cwd, places):
-        raise _refused(start, f"{start['directory']!r} is no folder of the work tree")
+        raise _not_there(start, places, f"{start['directory']!r} is no folder of the work tree")
     if not (place and words[place - 1] == "-m"):
         found = [places.cwd / name]
     elif name in _RUNNERS and "run" in words[place + 1 : place + 2]:
@@ -123,7 +123,16 @@ def check_place(start: Mapping[str, Any], words: Sequence[str], places: Places) 
         found = _files_of(name, places.cwd)
     first = next(filter(Path.is_file, found), None)
     if first is None or not _is_of_tree(first, places):
-        raise _refused(start, f"{name} is no file of the work tree in {places.top}")
+        raise _not_there(start, places, f"{name} is no file of the work tree in {places.top}")
+
+
+def _not_there(start: Mapping[str, Any], places: Places, why: str) -> ConfigError:
+    if start["directory"] is not None:
+        return _refused(start, why)
+    return ConfigError(  # the run was in no git repository
+        f"`{command_text(start)} …` is not started: it is no code of {places.cwd}. Give the "
+        "command in the folder where the run was started."
+    )
 
 
 def _yaml_of(start: Mapping[str, Any], words: Sequence[str]) -> Path:

@@ -596,6 +596,18 @@ def test_what_cannot_be_made_again_is_a_mistake(copied: Path, capfd: Capture) ->
     assert "holds no run of a script" in nothing_is_said()
 
 
+def test_without_git_another_folder_is_told_where_to_give_the_command(
+    copied: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
+) -> None:
+    for folder in (copied / "runs/a", copied / "data"):
+        monkeypatch.chdir(folder)
+        said = reproduced(capfd, os.path.relpath(copied / "runs/a"), code=78)
+        assert said.endswith(
+            f"`python train.py …` is not started: it is no code of {folder}. Give the command in "
+            "the folder where the run was started."
+        )
+
+
 def test_ctrl_c_leaves_no_work_tree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
 ) -> None:
