@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from expbase.cli import count, report_user_errors
-from expbase.config import ConfigError
+from expbase.config import CONFIG, ConfigError
 from expbase.engine import run_digest
 from expbase.tools import add_tool, reproduce_receipts
 from expbase.tools.child_processes import ended_by_signals
@@ -132,6 +132,12 @@ def _make_all(
     history: History, parts: list[Stretch], args: argparse.Namespace, folder: Path
 ) -> list[Made]:
     """Makes parts again, some at once, and says what each has shown."""
+    config = history.run / CONFIG
+    if not config.is_file() and any(part.first in history.kept for part in parts):
+        raise ConfigError(
+            f"{config}: no such file; expected that of the run, with which a part goes on from a "
+            "checkpoint. Put it back."
+        )
     made: list[Made] = []
     commands = Commands(history.run, args, has_company=min(args.jobs, len(parts)) > 1)
 

@@ -24,6 +24,7 @@ from expbase.__main__ import main
 from expbase.base.processor import processor
 from expbase.checkpoint import layout
 from expbase.engine import run_digest
+from expbase.tools import reproduce
 from expbase.tools.run_parts import Stretch
 
 SCRIPT = """
@@ -606,6 +607,16 @@ def test_without_git_another_folder_is_told_where_to_give_the_command(
             f"`python train.py …` is not started: it is no code of {folder}. Give the command in "
             "the folder where the run was started."
         )
+
+
+def test_without_its_config_a_run_is_not_made_again_in_parts(
+    copied: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
+) -> None:
+    (copied / "runs/a/config.yaml").unlink()
+    assert reproduced(capfd, "runs/a", *TO_THE_END, code=0).startswith(ONE)
+    monkeypatch.setattr(reproduce, "make", None)  # nothing is trained
+    said = reproduced(capfd, "runs/a", code=78)
+    assert "error: runs/a/config.yaml: no such file; expected that of the run, with which" in said
 
 
 def test_ctrl_c_leaves_no_work_tree(
