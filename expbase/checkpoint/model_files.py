@@ -370,8 +370,9 @@ def set_weights(
         raise WeightsError(
             f"the weights do not fit{named}:\n{table}\n"
             "Nothing was changed. If names differ: load_model(path, rename=…). PyTorch has the "
-            "weight of a Linear as [out, in]: transpose it in the file, square ones, too. To take "
-            "only the weights that fit: partial=True, or --init_partial."
+            "weight of a Linear as [out, in]: transpose it in the file, square ones, too."
+            + " To take only the weights that fit: partial=True, or --init_partial."
+            * bool(fitting)
         )
     for _, value, tensor in fitting:
         value.copy_to(tensor)
