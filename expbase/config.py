@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import string
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import NoneType
@@ -242,7 +243,12 @@ def fill_in(output: str, config: Mapping[str, Any]) -> str:
     ConfigError.
     """
     try:
+        for _, name, form, _ in string.Formatter().parse(output):
+            if name:
+                _check_form(name, string.Formatter().get_field(name, (), config)[0], form or "")
         return str(Path(output.format_map(config)))
+    except ConfigError as error:
+        raise ConfigError(f"--output: {output!r}: {error}") from error.__cause__
     except AttributeError as error:
         near = str(error).removeprefix("config: ")
         raise ConfigError(f"--output: {output!r} names no config value: {near}") from error
@@ -250,6 +256,20 @@ def fill_in(output: str, config: Mapping[str, Any]) -> str:
         raise ConfigError(
             f"--output: {output!r} names no config value: {error}; expected one of "
             f"{', '.join(flatten(config))}."
+        ) from error
+
+
+def _check_form(name: str, value: Any, form: str) -> None:
+    """Raises a ConfigError if a config value cannot be a part of a path in this form."""
+    if isinstance(value, Mapping):
+        keys = ", ".join(f"{{{name}.{key}}}" for key in value)
+        raise ConfigError(f"{name} is a section; expected one of its keys: {keys}.")
+    try:
+        format(value, form)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{form!r} given as the form of {name}, {value!r}: {error}; expected {{{name}}}, or "
+            "one of Python's forms, such as .1e for a number."
         ) from error
 
 

@@ -364,6 +364,19 @@ def test_config_values_fill_the_output_path() -> None:
         assert re.search(r"optim\.lr|There are: lr, momentum, name\.$", str(caught.value))
 
 
+def test_a_section_or_a_form_that_does_not_fit_is_no_part_of_the_output_path() -> None:
+    config = Demo.default_config()
+    with pytest.raises(ConfigError) as caught:
+        fill_in("runs/{optim}", config)
+    assert str(caught.value) == (
+        "--output: 'runs/{optim}': optim is a section; expected one of its keys: {optim.lr}, "
+        "{optim.momentum}, {optim.name}."
+    )
+    text = "'zz' given as the form of optim.lr, 0.1: .*; expected {optim.lr}, or one of Python's"
+    with pytest.raises(ConfigError, match=text):
+        fill_in("runs/{optim.lr:zz}", config)
+
+
 def test_a_users_parser_may_have_options_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     parser = default_argument_parser()
     parser.add_argument("--note")
