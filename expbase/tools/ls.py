@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.cells import cell_len, set_cell_size  # a Chinese character is two columns wide
+
 from expbase.base.did_you_mean import did_you_mean
 from expbase.base.errors import ValueMistake
 from expbase.base.json_lines import json_value
@@ -30,7 +32,7 @@ from expbase.tools import add_tool, seeds
 from expbase.tools.newest_metrics import search
 from expbase.tools.runs import RunFacts, find, find_differences, printable, read_run
 
-_WIDTH = 70  # the most characters of a cell; --json has the whole text
+_WIDTH = 70  # the most columns of a cell in the terminal; --json has the whole text
 _SILENT_SECONDS = 2.0  # longer, and a line on stderr says what is being done
 _COLUMNS = [*"run experiment state iteration best test loss age commit".split(), "differs in"]
 
@@ -163,18 +165,21 @@ def print_table(blocks: Iterable[Sequence[Row]], columns: Sequence[str]) -> None
     """Prints blocks of rows, with an empty line between them; a column may be a config value."""
     lines = [[_row(row, columns) for row in block] for block in blocks if block]
     widths = [
-        max(map(len, column)) for column in zip(columns, *itertools.chain(*lines), strict=True)
+        max(map(cell_len, column)) for column in zip(columns, *itertools.chain(*lines), strict=True)
     ]
     for number, block in enumerate(lines):
         for row in [columns, *block] if number == 0 else [[], *block]:
-            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+            cells = [set_cell_size(cell, width) for cell, width in zip(row, widths, strict=False)]
             print("  ".join(cells).rstrip())
 
 
 def _row(row: Row, columns: Sequence[str]) -> list[str]:
     cells = row.cells()
     texts = [printable(cells.get(name, "")) for name in columns]
-    return [text if len(text) <= _WIDTH else shown(f"{text[:_WIDTH]}…") for text in texts]
+    return [
+        text if cell_len(text) <= _WIDTH else shown(f"{set_cell_size(text, _WIDTH)}…")
+        for text in texts
+    ]
 
 
 def _check_columns(option: str, names: Sequence[str], runs: Sequence[RunFacts]) -> None:

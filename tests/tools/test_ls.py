@@ -16,6 +16,7 @@ from typing import Any
 
 import forks
 import pytest
+from rich.cells import cell_len
 from tiny import Broken, Dataless, Tiny, make, trained
 
 from expbase.__main__ import main
@@ -287,6 +288,18 @@ def test_a_cell_is_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     head, *rows = capsys.readouterr().out.splitlines()
     assert head.endswith("differs in")
     assert all(row.endswith("…") and len(row) < 150 for row in rows)
+
+
+def test_columns_begin_below_each_other_also_after_wide_characters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("种子一", "seed-two", "长" * 80):
+        ended(tmp_path / name, 1)
+    capsys.readouterr()
+    assert main(["ls", str(tmp_path), "--columns", "run", "state"]) == 0
+    rows = capsys.readouterr().out.partition("\n\n")[0].splitlines()
+    widths = {cell_len(re.split(r"\bstate$|\bfinished$", row)[0]) for row in rows}
+    assert widths == {73}  # 70, the mark of what is cut off, and the gap
 
 
 def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:
