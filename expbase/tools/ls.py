@@ -53,6 +53,8 @@ def add_parser(tools: Any) -> None:
 
 def main(args: argparse.Namespace) -> int:
     names = [*(args.columns or []), *([args.sort] if args.sort else [])]
+    if args.reverse and not args.sort:
+        raise ValueMistake("--reverse: given without --sort; expected --sort NAME, too.")
     runs = _read(args.dir, names)
     find_differences(runs)
     groups = seeds.groups(runs)

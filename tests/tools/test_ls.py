@@ -273,6 +273,8 @@ def test_columns_are_chosen_and_rows_are_sorted(
     assert [row[0] for row in shown("--sort", "state")] == ["run", "a", "b", "c", "d"]
     first, *_ = shown("--json", *by_seed, "--reverse")
     assert first[:2] == ['{"name":', '"b",']
+    assert main(["ls", str(tmp_path), "--reverse"]) == 78
+    assert "--reverse: given without --sort; expected --sort NAME" in capsys.readouterr().err
     for words, name in ((["--sort", "los"], "--sort"), (["--columns", "los"], "--columns")):
         assert main(["ls", str(tmp_path), *words]) == 78
         text = f"{name}: unknown column 'los'. Did you mean 'loss'?"
