@@ -191,6 +191,8 @@ def _check_columns(option: str, names: Sequence[str], runs: Sequence[RunFacts]) 
         if name not in known:
             hint = f" Expected {', '.join(_COLUMNS)}, a metric or a config value."
             hint = did_you_mean(name, sorted(known), otherwise=hint)
+            if "," in name:
+                hint = f" Expected spaces between the names: {name.replace(',', ' ')}."
             raise ValueMistake(f"{option}: unknown column {name!r}.{hint}")
 
 

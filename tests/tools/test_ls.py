@@ -382,6 +382,7 @@ def test_a_mistyped_column_is_answered_with_the_nearest_name(
     logged(tmp_path / "a", {"valid/accuracy": 0.5})
     for name, hint in (
         ("acuracy", "Did you mean 'accuracy'?"),
+        ("run,loss", "Expected spaces between the names: run loss."),
         ("§", "Expected run, experiment, state, iteration, best, test, loss, age, commit, "
          "differs in, a metric or a config value."),
     ):  # fmt: skip
