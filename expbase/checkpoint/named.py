@@ -37,8 +37,9 @@ def find_at(path: Path) -> Path:
     for directory in (path, path / FOLDER):
         if newest := storage.newest_verified(directory):
             return newest
+    what = "no intact checkpoint there" if path.exists() else "no such directory"
     raise CheckpointError(
-        f"{path}: no intact checkpoint there; expected the output directory of a run, or with it "
+        f"{path}: {what}; expected the output directory of a run, or with it "
         f"the checkpoint that is meant: RUN/best, RUN/400, RUN/{FOLDER}/{name_of(400)}."
     )
 

@@ -201,8 +201,7 @@ def add_parser(tools: Any) -> None:
 
 def _runs_at(path: Path) -> list[Path]:
     """Returns the runs at and below a path that have logged a line; if there is none, the path."""
-    below = find(path) if path.is_dir() else []
-    return [run for run in below if (run / METRICS).is_file()] or [path]
+    return [run for run in find(path) if (run / METRICS).is_file()] or [path]
 
 
 def _grouped(

@@ -46,7 +46,8 @@ def test_a_checkpoint_path_without_a_checkpoint_is_an_error(
 ) -> None:
     (tmp_path / "empty").mkdir()
     path = (tmp_path if what in ("missing", "empty") else first) / what
-    text = "no intact checkpoint there; expected the output directory of a run"
+    text = "no intact checkpoint there" if path.exists() else "no such directory"
+    text = f"{path}: {text}; expected the output directory of a run"
     with pytest.raises(CheckpointError, match="there are: step-00000003" if what == "7" else text):
         trained(Tiny, tmp_path / "run", {"checkpoint_path": str(path)})
 

@@ -129,7 +129,7 @@ def test_torn_and_infinite_points_are_left_out(tmp_path: Path) -> None:
 
 
 MISTAKES = {
-    "no": "no/metrics.jsonl: no metrics; expected the output directory of a run",
+    "no": "no: no such directory; expected one with runs in it.",
     "empty": "empty/metrics.jsonl: no metrics; expected the output directory of a run",
     "run --smooth 1": "--smooth: 1 given; expected 0 or more, and less than 1.",
     "run --output no/such/a.png": "[Errno 2] No such file or directory: '",
