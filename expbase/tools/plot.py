@@ -1,8 +1,9 @@
 """Curves of runs as a picture, from metrics.jsonl: several runs in one picture, no browser.
 
-Each metric has its axes; runs have colours. The thin line of a training metric has its numbers; the
-thick one is smoothed: at each point it is the line that fits the points around it best, whose
-weights fall by --smooth from one to the next. Learning rates and validations are as they are.
+Each metric has its axes; runs have colours, and ten of them the same dashes. The thin line of a
+training metric has its numbers; the thick one is smoothed: at each point it is the line that fits
+the points around it best, whose weights fall by --smooth from one to the next. Learning rates and
+validations are as they are.
 
 Runs that differ in training.seed alone, and have ended by themselves, become one line: their mean,
 at the iterations that all of them have, in a band of one standard deviation (n - 1) to each side.
@@ -28,6 +29,7 @@ from expbase.tools.runs import RunFacts, find, find_differences, printable, read
 Curve = dict[int, float]  # value by iteration
 Series = Sequence[Mapping[str, Curve]]  # of one run its curves by metric; of several the mean
 _FORMATS = (".png", ".svg", ".pdf")
+_DASHES = ("-", "--", ":", "-.")  # each for ten runs: matplotlib has ten colours
 
 
 def curves(run: Path) -> dict[str, Curve]:
@@ -117,7 +119,8 @@ def draw(series: Mapping[str, Series], names: Sequence[str], smooth: float) -> A
             # Where a run has no such numbers there is no mean of all: the others are drawn singly.
             is_whole = len(found) == len(runs) and any(_shared(found))
             for curves in [found] if is_whole else [[curve] for curve in found]:
-                drawn[label] = _draw_line(axes, curves, f"C{index % 10}", weight)
+                style = f"C{index % 10}", _DASHES[index // 10 % len(_DASHES)]
+                drawn[label] = _draw_line(axes, curves, style, weight)
         axes.set_title(name, loc="left", fontsize=10)
         if weight:
             axes.set_title(f"thick: smoothed by {smooth:g}", loc="right", fontsize=8, color="0.4")
@@ -131,15 +134,17 @@ def draw(series: Mapping[str, Series], names: Sequence[str], smooth: float) -> A
     return figure
 
 
-def _draw_line(axes: Any, curves: Sequence[Curve], colour: str, weight: float) -> Any:
+def _draw_line(axes: Any, curves: Sequence[Curve], style: tuple[str, str], weight: float) -> Any:
     """Draws the mean of curves, and of several a band; returns the line."""
+    colour, dashes = style
     at = _shared(curves)
     numbers = np.array([[curve[iteration] for iteration in at] for curve in curves])
     middle = numbers.mean(axis=0)
     if weight:
         axes.plot(at, middle, color=colour, alpha=0.25, linewidth=0.8)
         middle = smoothed(middle, weight)
-    (line,) = axes.plot(at, middle, color=colour, marker="o" if len(at) == 1 else None)
+    marker = "o" if len(at) == 1 else None
+    (line,) = axes.plot(at, middle, color=colour, linestyle=dashes, marker=marker)
     if len(curves) > 1:
         # A fit to falling numbers may end below 0.
         spread = np.maximum(smoothed(numbers.std(axis=0, ddof=1), weight), 0.0)

@@ -222,6 +222,13 @@ def test_the_band_is_one_deviation_to_each_side_where_all_runs_have_numbers() ->
     ]  # fmt: skip
 
 
+def test_more_runs_than_colours_have_other_dashes() -> None:
+    runs = {f"run {number}": [{"valid/a": {1: 1.0, 2: 2.0}}] for number in range(40)}
+    (axes,) = plot.draw(runs, ["valid/a"], 0.0).axes
+    looks = {(line.get_color(), line.get_linestyle()) for line in axes.lines}
+    assert len(looks) == 40
+
+
 def test_a_smoothed_band_lies_round_the_smoothed_mean_and_is_never_inside_out() -> None:
     noise = np.random.RandomState(0).rand(2, 30) * np.linspace(3, 0, 30)
     runs = [{"train/a": dict(enumerate(values))} for values in noise]
