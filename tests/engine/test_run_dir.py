@@ -285,6 +285,7 @@ def test_a_run_without_its_config_is_no_new_one(output: RunDirectory) -> None:
     text = refusal(output.path)
     assert "holds a run without its config.yaml" in text
     assert all(option in text for option in ("--output", "--fresh", "--force"))
+    assert claimed(output.path, force=True) is None
     assert claimed(output.path, fresh=True) == output.path.with_name("one.old-1")
     assert not (output.path / "checkpoints").exists()
 
