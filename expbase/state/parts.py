@@ -147,7 +147,8 @@ class StatefulObjects(Part):
         """
         tensors = self.arrays()
         states = {name: get_state(value) for name, value in self._asked().items()}
-        return tensors, {name: [kind, states.get(name)] for name, kind in self._kinds().items()}
+        others = self._others().items()
+        return tensors, {name: [class_of(other), states.get(name)] for name, other in others}
 
     def arrays(self) -> Tensors:
         """Returns the tensors by file and key; on the CPU they are views of the live memory."""
@@ -222,7 +223,8 @@ class StatefulObjects(Part):
         for name, inner in self._innermost().items():
             own = {names[p.name]: p for p in parameters_of(inner) if p.name in names}
             optimizers.make_accumulators(inner, tensors.get(name, {}), own)
-        saved = {name: kind for name, (kind, _) in values.items()}
+        # Schedules within are compared by names of their own, and may be others that setup has made.
+        saved = {name: kind.partition(" of ")[0] for name, (kind, _) in values.items()}
         live = self._live_tensors()
         if self.is_to_look:
             self._leave_accumulators(tensors, live)
@@ -266,9 +268,11 @@ class StatefulObjects(Part):
         innermost = self._innermost()
         return {n: o for n, o in innermost.items() if optimizers.writes_state(o)} | self.objects
 
+    def _others(self) -> dict[str, Any]:
+        return {**self._innermost(), **self.schedules, **self.objects}
+
     def _kinds(self) -> dict[str, str]:
-        others = {**self._innermost(), **self.schedules, **self.objects}
-        return {name: class_of(other) for name, other in others.items()}
+        return {name: type(other).__name__ for name, other in self._others().items()}
 
     def sublayers(self) -> list[tuple[str, Any]]:
         """Returns the path and the layer of all layers, sublayers included."""

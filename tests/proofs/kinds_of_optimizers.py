@@ -246,6 +246,21 @@ class ScheduleOfAnotherClass(_OfOptimizer):
         return 0.5
 
 
+class ScheduleOfAnotherClassFromSetup(_OfOptimizer):
+    expected = EXACT
+    rate = staticmethod(_SCHEDULES["LinearLR"])
+    has_effect = True
+
+    def optimizers(self) -> None:
+        super().optimizers()
+        self.first, self.later = self.optimizer._learning_rate, lr.StepDecay(0.1, 2)
+
+    def use(self) -> float:
+        if self.now(3):
+            self.optimizer.set_lr_scheduler(self.later)
+        return 0.5
+
+
 class ScheduleOfTheSameClass(_OfOptimizer):
     expected = LOUD
     rate = staticmethod(_SCHEDULES["StepDecay"])

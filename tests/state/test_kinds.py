@@ -20,7 +20,7 @@ MORE = {
         "enum in a sampler", "defaultdict", "array in fortran order",
         "schedule of schedules in a list", "head of shares on two", "process id set at begin",
         "layer switched", "an optimizer switched", "array of a weight",
-        "list of parameters that is cut",
+        "list of parameters that is cut", "schedule of another class from setup",
     ),
     "told": ("generator", "cycle", "counter of the class"),
     "refused": ("schedule of another class", "loader set anew", "buffer that grows"),

@@ -197,14 +197,12 @@ def test_another_kind_of_optimizer_or_schedule_is_a_problem() -> None:
         paddle.optimizer.Momentum, lr.LinearWarmup(lr.ExponentialDecay(0.1, 0.9), 2, 0, 0.1)
     )
     problems = found_among(other).problems(state)
-    there = "LinearWarmup of StepDecay in the checkpoint"
-    here = "LinearWarmup of ExponentialDecay here."
-    assert f"optimizer is SGD of {there} and Momentum of {here}" in problems
-    assert f"optimizer.learning_rate is {there} and {here}" in problems
+    there, here = "StepDecay in the checkpoint", "ExponentialDecay here."
+    assert "optimizer is SGD in the checkpoint and Momentum here." in problems
+    assert f"optimizer.learning_rate.learning_rate is {there} and {here}" in problems
     assert found_among(attributes(paddle.optimizer.SGD, 0.1)).problems(state) == [
         "optimizer.learning_rate: in the checkpoint, and not here.",
         "optimizer.learning_rate.learning_rate: in the checkpoint, and not here.",
-        f"optimizer is SGD of {there} and SGD here.",
     ]
 
 
