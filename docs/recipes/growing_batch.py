@@ -28,10 +28,10 @@ class GrowingBatch(ExperimentBase):
         self.model = self.data_parallel(paddle.nn.Sequential(*layers))
         self.optimizer = paddle.optimizer.Adam(1e-3, parameters=self.model.parameters())
 
-    def on_train_epoch_end(self):
-        # At the end: the epoch that begins is cut by it, and one that is resumed, too.
-        sampler = self.train_loader.batch_sampler
-        sampler.batch_size = min(2 * sampler.batch_size, self.config.data.most)
+    def on_train_epoch_begin(self):
+        data = self.config.data
+        size = min(data.batch_size * 2 ** (self.epoch - 1), data.most)
+        self.train_loader.batch_sampler.batch_size = size  # the epoch is cut into batches by it
 
     def train_batch(self):
         images, labels = self.read_batch()

@@ -39,6 +39,7 @@ class DataPosition(Part):
         self.epoch = 0  # the epoch that was opened last; 0: none was
         self.batches = Batches(_nothing(), self.adapter)  # of this epoch
         self.batch_in_epoch = 0  # batches that this rank has read in it
+        self._is_begun = False  # whether `begin` was called, and `open` was not
         self.resumed_within_epoch = False  # `load_state_dict` opened it; no batch was read since
         self.skips = Skips()  # what is left out
         self.leaves_epochs = False  # see `attach`
@@ -134,14 +135,29 @@ class DataPosition(Part):
         size = self.adapter.batch_size
         return size and size * self.adapter.shard.world_size
 
-    def open(self, epoch: int, position: int = 0) -> None:
-        """Goes to a position in an epoch; see `LoaderAdapter.open`."""
+    def begin(self, epoch: int) -> None:
+        """Ends the epoch before; `open_begun`, or a batch that is read, opens this one.
+
+        Until then its data set and its sampler may be changed.
+        """
         self.batches.close()
-        self._batch_size = self.adapter.batch_size
-        self.batches = self.adapter.open(epoch, position)
+        self.batches = Batches(_nothing(), self.adapter)
         self.epoch = epoch
         self.batch_in_epoch = 0
         self.resumed_within_epoch = False
+        self._is_begun = True
+
+    def open_begun(self) -> None:
+        """Opens the epoch that was begun, if it is not open yet."""
+        if self._is_begun:
+            self.open(self.epoch)
+
+    def open(self, epoch: int, position: int = 0) -> None:
+        """Goes to a position in an epoch; see `LoaderAdapter.open`."""
+        self.begin(epoch)
+        self._is_begun = False
+        self._batch_size = self.adapter.batch_size
+        self.batches = self.adapter.open(epoch, position)
 
     def read(self, iteration: int = 0) -> Any:
         """Reads the next batch of the epoch, for an iteration.
@@ -162,6 +178,7 @@ class DataPosition(Part):
 
     def read_for_none(self) -> Any:
         """Reads the next batch of the epoch, which counts for no iteration; raises as `read`."""
+        self.open_begun()
         self.batch_in_epoch += 1
         self.resumed_within_epoch = False
         try:

@@ -62,8 +62,8 @@ def unlike_length(experiment: Any, internals: Internals) -> Iterator[str]:
     if is_whole and length not in (None, read) and not experiment.config.training.skip_updates:
         yield (
             f"self.train_loader: its length is {length}, and an epoch had {read} batches; expected "
-            "that __len__ counts batches. self.total_iterations and what is told of the end are "
-            "wrong."
+            "that __len__ counts batches, and that each epoch has as many. self.total_iterations "
+            "and what is told of the end are wrong."
         )
 
 

@@ -402,10 +402,11 @@ class Loop(Part):
         if data.epoch and not data.needs_epoch:  # it is left in its middle
             self._end_epoch()
         self.epoch += 1
-        data.open(self.epoch)
+        data.begin(self.epoch)
         self._seed(rng.EPOCH, self.epoch)
-        self._events.fire("on_train_epoch_begin")
+        self._events.fire("on_train_epoch_begin")  # which may set what the order is made of
         data.check_same_loader(self._experiment.train_loader)
+        data.open_begun()
 
     def _open_epoch(self) -> None:
         before = self.epoch

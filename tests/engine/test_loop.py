@@ -5,9 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import paddle
+import paddle.nn.functional as F
 import pytest
-from tiny import DEVICE, Helped, Notes, Tiny, curve, make, metrics, same_bits, saved, trained
+from paddle.io import BatchSampler, DataLoader, DistributedBatchSampler, WeightedRandomSampler
+from tiny import (
+    DEVICE,
+    Helped,
+    Notes,
+    Points,
+    Tiny,
+    curve,
+    make,
+    metrics,
+    same_bits,
+    saved,
+    trained,
+)
 
 from expbase import main, on, training
 from expbase.checkpoint.layout import NonFiniteError
@@ -102,6 +117,72 @@ def test_a_loop_of_ones_own_is_the_template_s_and_continues_exactly(tmp_path: Pa
         for metric in ("train/loss", "valid/accuracy"):
             found, expected = (curve(tmp_path / run, metric) for run in (name, "whole"))
             assert found == expected, name
+
+
+class Numbered(Points):
+    """Their label is their number."""
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.int64]:
+        return super().__getitem__(index)[0], np.int64(index)
+
+
+class Chosen(Tiny):
+    """Epoch n has samples of the n-th ten, in batches of 3 + n."""
+
+    def setup_dataloader(self) -> None:
+        super().setup_dataloader()
+        self.sampler = WeightedRandomSampler(np.ones(40), 20)
+        batches = BatchSampler(sampler=self.sampler, batch_size=4)
+        self.train_loader = DataLoader(Numbered(), batch_sampler=batches)
+        self.seen = Notes()
+
+    def on_train_epoch_begin(self) -> None:
+        self.sampler.weights = np.arange(40) // 10 + 1.0 == self.epoch
+        self.train_loader.batch_sampler.batch_size = 3 + self.epoch
+
+    def train_batch(self) -> None:
+        points, numbers = self.read_batch()
+        self.seen.append((self.epoch, len(numbers), {int(n) // 10 + 1 for n in numbers}))
+        loss = F.cross_entropy(self.model(points), numbers % 2)
+        self.backward(loss)
+        self.step_optimizers()
+        self.log(loss=loss)
+
+
+def test_what_on_train_epoch_begin_sets_in_a_sampler_is_of_this_epoch(tmp_path: Path) -> None:
+    whole: Any = trained(Chosen, tmp_path / "whole", **OPTIONS)
+    first, second, third = [(1, 4, {1})] * 5, [(2, 5, {2})] * 4, [(3, 6, {3})] * 3
+    assert whole.seen[:13] == [*first, *second, *third, (3, 2, {3})]
+    died_and_continued(Chosen, tmp_path / "parts")
+    same_bits(*(tmp_path / run / END for run in ("whole", "parts")))
+    assert "not exact" not in (tmp_path / "parts/worker_0.log").read_text()
+
+
+def test_a_batch_that_on_train_epoch_begin_reads_is_the_first_of_the_epoch(tmp_path: Path) -> None:
+    class Greedy(Chosen):
+        def on_train_epoch_begin(self) -> None:
+            super().on_train_epoch_begin()
+            self.seen.append(tuple(self.read_batch()[1].numpy() // 10 + 1))
+
+    exp: Any = trained(Greedy, tmp_path, **{**OPTIONS, "max_iteration": 7})
+    of_train_batch = [(1, 4, {1})] * 4, [(2, 5, {2})] * 3
+    assert exp.seen == [(1,) * 4, *of_train_batch[0], (2,) * 5, *of_train_batch[1]]
+
+
+def test_a_sampler_that_the_event_tells_the_epoch_has_it_after_a_resume_too(tmp_path: Path) -> None:
+    class Told(Tiny):
+        def setup_dataloader(self) -> None:
+            super().setup_dataloader()
+            self.sampler = DistributedBatchSampler(Points(20), 4, 1, 0, shuffle=True)
+            self.train_loader = DataLoader(Points(20), batch_sampler=self.sampler)
+
+        def on_train_epoch_begin(self) -> None:
+            self.sampler.set_epoch(self.epoch)
+
+    trained(Told, tmp_path / "whole", **OPTIONS)
+    died_and_continued(Told, tmp_path / "parts")
+    same_bits(*(tmp_path / run / END for run in ("whole", "parts")))
+    assert "not exact" not in (tmp_path / "parts/worker_0.log").read_text()
 
 
 def test_a_loop_by_epochs_ends_with_them(tmp_path: Path) -> None:

@@ -175,8 +175,6 @@ class _Onward(_Buckets):
 
 
 class GrowingBatch(_OfData):
-    expected = LOUD
-
     def on_train_epoch_begin(self) -> None:
         self.train_loader.batch_sampler.batch_size = 4 + self.epoch
 
@@ -201,7 +199,21 @@ class WeightsOfPaddlesSampler(_OfOrder):
         self.order().weights[: self.epoch] = 5.0
 
 
+class WeightsSetAtBegin(_OfOrder):
+    @staticmethod
+    def sampler() -> Any:
+        return WeightedRandomSampler(np.ones(12), 12)
+
+    def on_train_epoch_begin(self) -> None:
+        self.order().weights = np.eye(12)[self.epoch % 12] + 0.1
+
+
 class DistributedSampler(_OfData):
     def loader(self) -> Any:
         data = Points()
         return DataLoader(data, batch_sampler=DistributedBatchSampler(data, 4, shuffle=True))
+
+
+class DistributedSamplerThatIsTold(DistributedSampler):
+    def on_train_epoch_begin(self) -> None:
+        self.train_loader.batch_sampler.set_epoch(self.epoch)
