@@ -37,7 +37,16 @@ def visit(experiment: Any, internals: Internals) -> None:
     """Lets the doctor look at an experiment that was just made, if its advice is wanted."""
     if not internals.advises:
         return
+    if not internals.read_only:
+        _visit_training(experiment, internals)
 
+    def conditions() -> str:
+        return "" if experiment.rank else conditions_of(experiment, internals.code)
+
+    Audit(experiment, internals, conditions)
+
+
+def _visit_training(experiment: Any, internals: Internals) -> None:
     def warn(text: str) -> None:
         experiment.logger.warning("%s", text)
 
@@ -67,8 +76,3 @@ def visit(experiment: Any, internals: Internals) -> None:
     internals.listen("ranks_differ", say_why)
     internals.explain(functools.partial(add_notes, experiment, internals))
     FirstUpdates(experiment, internals, warn)
-
-    def conditions() -> str:
-        return "" if experiment.rank else conditions_of(experiment, internals.code)
-
-    Audit(experiment, internals, conditions)

@@ -22,7 +22,8 @@ import operator
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ from expbase.base.arrays import Array, fetch
 from expbase.base.files import checksum_of
 from expbase.base.generator_states import GENERATORS
 from expbase.base.json_values import bytes_of, is_of_a_sample
+from expbase.checkpoint import layout
 from expbase.doctor import doctor_file
 from expbase.engine.internals import Internals
 from expbase.record.logs import NOT_EXACT
@@ -64,11 +66,12 @@ _MOST_LINKS = 8  # of iterators that read iterators: each one makes the text twi
 _RUN = "_ExperimentBase__run"
 # The content of an array, a list or a tensor in the data set of a loader.
 _SAMPLES = re.compile(rf"({'|'.join(LOADERS)})\.(.+\.)?dataset\..*\[:\]")
-_OTHER_SAMPLES = (
-    "other samples than at the start before, though code, config and packages are the same: a "
-    "split without a seed puts samples of the validation into training, unless it is the data that "
-    "have changed. Expected the same at each start: np.random.default_rng(0).permutation(n), for "
-    "example, and sorted(…) for names of files."
+_OTHER_DATA = (
+    "other samples or numbers than at the start before, though code, config and packages are the "
+    "same: a split without a seed puts samples of the validation into training, and set(…) gives "
+    "the same names other numbers in each process; unless it is the data that have changed. "
+    "Expected the same at each start: np.random.default_rng(0).permutation(n), for example, "
+    "sorted(…) for names of files, sorted(set(…)) for a vocabulary."
 )
 _DRAWN = re.compile(r"(?<![0-9A-Za-z])[0-9a-f]{6,}(-[0-9a-f]{4,})*(?=')")  # the end of a text
 _OF_CELLS = re.compile(r"_+|_i*\d*")  # names that IPython gives
@@ -213,9 +216,18 @@ class Audit:
         internals.listen("ready", self._note_setup)
         internals.listen("begin", self._begin)
         internals.listen("capture", self._note_capture)
+        internals.listen("inspect", self._look_at_setup)
 
     def _note_setup(self) -> None:
         self._made = self._begun = self._looked(*self._walked())
+
+    def _look_at_setup(self, run_dir: Path, iteration: int) -> None:
+        """Says of a checkpoint that is looked at if its data were others for no reason."""
+        if self._experiment.rank:
+            return
+        then = doctor_file.read(run_dir / layout.FOLDER / layout.name_of(iteration), iteration)
+        code = self._set_by_code({})
+        self._warn_of_others(_set_anew(then.code, code), then, code)
 
     def _walked(self) -> tuple[Walk, WalkedNames]:
         """Returns the last walk over the attributes, and its names."""
@@ -366,36 +378,71 @@ class Audit:
         ]
         anew = [
             path
-            for path, text in then.code.items()
-            if path in code and path not in before and is_otherwise(code[path], text)
-            if not self._reach.is_left_out(path)
+            for path in _set_anew(then.code, code)
+            if path not in before and not self._reach.is_left_out(path)
         ]
         lines = [f"{self._shown(path)}: {UNSET if path in once else LOST}" for path in lost]
         for text in shortened(lines):
             self._warn(NOT_EXACT + text)
         if anew:
-            self._say_anew([*dict.fromkeys(map(shown, anew))], self._other_samples(then, anew))
+            self._say_anew(anew, then, code)
         for text in ways_out(lines):
             self._experiment.logger.info("%s", text)
         return {path: text for path, text in once.items() if path in lost}
 
-    def _other_samples(self, then: doctor_file.Kept, anew: list[str]) -> list[str]:
-        """Returns the places, as shown, in which a data set is another one for no reason."""
-        other = [shown(path) for path in anew if _SAMPLES.fullmatch(path)]
-        return other if other and then.conditions and then.conditions == self._conditions() else []
-
-    def _say_anew(self, anew: list[str], other: list[str]) -> None:
-        """Names what setup has set otherwise than at the start before, as shown."""
-        if other:
-            self._warn(f"{', '.join(other[:MOST_LINES])}: {_OTHER_SAMPLES}")
-        if anew := [name for name in anew if name not in other]:
-            text = in_one_line("set otherwise than by the start before", anew)
+    def _say_anew(self, anew: list[str], then: doctor_file.Kept, code: Mapping[str, str]) -> None:
+        """Names what setup has set otherwise than at the start before."""
+        others = self._warn_of_others(anew, then, code)
+        if names := [*dict.fromkeys(shown(path) for path in anew if path not in others)]:
+            text = in_one_line("set otherwise than by the start before", names)
             self._experiment.logger.info("%s", text)
+
+    def _warn_of_others(
+        self, anew: list[str], then: doctor_file.Kept, code: Mapping[str, str]
+    ) -> Iterable[str]:
+        """Names, and returns, the places in which the data are others for no reason."""
+        if not then.conditions or then.conditions != self._conditions():
+            return ()
+        others = {path: path for path in anew if _SAMPLES.fullmatch(path)}
+        others |= {path: path for path in anew if self._is_vocabulary(path)}
+        others |= _moved(anew, then.code, code)
+        if names := [*dict.fromkeys(map(shown, others.values()))]:
+            self._warn(f"{', '.join(names[:MOST_LINES])}: {_OTHER_DATA}")
+        return others
+
+    def _is_vocabulary(self, path: str) -> bool:
+        """Returns whether a place holds a long list of texts, or a long dict of whole numbers."""
+        node = self._walked()[0].nodes.get(path.removesuffix("[:]"))
+        if not path.endswith("[:]") or node is None:
+            return False
+        if isinstance(node.value, dict):
+            return all(type(number) is int for number in node.value.values())
+        return isinstance(node.value, list) and all(type(text) is str for text in node.value)
 
     def _is_setups(self, path: str) -> bool:
         """Returns whether nobody has set a value since setup, as on_load_checkpoint may."""
         there = self._begun.get(path)
         return there is None or path not in self._made or is_same(self._made[path], there)
+
+
+def _set_anew(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Returns the places that setup has set otherwise than then."""
+    return [path for path, text in then.items() if path in now and is_otherwise(now[path], text)]
+
+
+def _moved(anew: Iterable[str], then: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
+    """Returns the items of lists and dicts that have each other's values, and where they are: they
+    have the order of a set.
+    """
+    items: dict[str, list[str]] = {}
+    for path in anew:
+        items.setdefault(path.rpartition(".")[0], []).append(path)
+    return {
+        path: whole
+        for whole, paths in items.items()
+        if sorted(then[path] for path in paths) == sorted(now[path] for path in paths)
+        for path in paths
+    }
 
 
 class Stand:

@@ -24,6 +24,7 @@ def load_checkpoint(run: Run, which: str | int, of_run: str | Path | None) -> No
         )
     directory = run.start.output_dir if of_run is None else Path(of_run)
     position = run.checkpointer.look_at(directory, str(which))
+    run.events.fire("inspect", directory, position[0])
     if run.life is Life.READY:  # there is no other position in training
         run.loop.place_at(*position)
 

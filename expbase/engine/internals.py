@@ -83,10 +83,8 @@ class Internals:
 
     @property
     def advises(self) -> bool:
-        """Whether what looks and says is wanted: not with --no_advice, nor where a run is only
-        looked at.
-        """
-        return self._start.options.advice and not self.read_only
+        """Whether what looks and says is wanted: not with --no_advice."""
+        return self._start.options.advice
 
     @property
     def is_ending(self) -> bool:

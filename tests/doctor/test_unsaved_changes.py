@@ -29,7 +29,9 @@ from expbase.state import changed_values, walk
 
 CHANGED = ": changed in training, and in no checkpoint: a resumed run has what setup makes of it."
 LOST = ": has changed in training, and is not what it was then"
-OTHER_SAMPLES = "other samples than at the start before, though code, config and packages are"
+OTHER_DATA = (
+    "other samples or numbers than at the start before, though code, config and packages are"
+)
 OF_A_SET = "sorted(…) is the same in every process: self.seen"
 
 
@@ -462,12 +464,44 @@ def test_a_split_without_a_seed_is_warned_of_at_a_resume(
 ) -> None:  # fmt: skip
     before = {"fold": 0, "data": "a"} if args else {}
     trained(Split, tmp_path, before, max_iteration=2)
-    assert OTHER_SAMPLES not in capsys.readouterr().err
+    assert OTHER_DATA not in capsys.readouterr().err
     trained(Split, tmp_path, args, max_iteration=4, **training)
     said = [line for line in capsys.readouterr().err.splitlines() if "otherwise" not in line]
-    (line,) = [line for line in said if OTHER_SAMPLES in line] or [""]
+    (line,) = [line for line in said if OTHER_DATA in line] or [""]
     where = "self.train_loader.dataset.indices, self.valid_loader.dataset.tensors.0"
-    assert (f"WARNING: {where}: {OTHER_SAMPLES}" in line) == is_told
+    assert (f"WARNING: {where}: {OTHER_DATA}" in line) == is_told
+
+
+class Vocabulary(Tiny):
+    """Whose names have numbers in the order of a set, which is another one in each process."""
+
+    def setup_dataloader(self) -> None:
+        super().setup_dataloader()
+        order = np.random.default_rng().permutation(1000).tolist()
+        ranks = sorted(range(8), key=order.__getitem__)
+        self.few = {f"name {n}": number for number, n in enumerate(ranks)}
+        self.names = [f"name {n}" for n in ranks]
+        self.many = {f"name {n}": number for n, number in enumerate(order)}
+        self.words = [f"name {n}" for n in order]
+        self.started = {"pid": order[0], "port": 1000 + order[1]}
+
+
+def test_numbers_that_names_have_by_a_set_are_warned_of_where_a_run_is_opened(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(Vocabulary, tmp_path, max_iteration=2).load_checkpoint("last")
+    assert OTHER_DATA not in capsys.readouterr().err
+    trained(Vocabulary, tmp_path, max_iteration=4)
+    said = capsys.readouterr().err
+    (line,) = [line for line in said.splitlines() if OTHER_DATA in line]
+    assert "WARNING: self.names, self.many, self.words, self.few: other" in line
+    (others,) = [line for line in said.splitlines() if "set otherwise" in line]
+    assert "self.started.pid, self.started.port" in others
+    exp = make(Vocabulary, tmp_path, {"evaluate": "last"}, max_iteration=4)
+    exp.setup()
+    exp.load_checkpoint("last")
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "WARNING" in line]
+    assert OTHER_DATA in line
 
 
 def test_whether_the_cells_of_a_notebook_are_the_same_is_unknown(tmp_path: Path) -> None:
