@@ -39,6 +39,7 @@ from expbase.data.order import (
     undrawn,
     unmoved,
 )
+from expbase.data.stream_start import StreamStart
 from expbase.data.workers import Fetcher, Items, batched_stream, streamed_by_workers, with_last
 from expbase.ranks import compare_gathered
 from expbase.ranks.collectives import all_gather_object, barrier, max_over_ranks
@@ -200,8 +201,11 @@ class LoaderAdapter:
         """Returns the state of the loader itself, beside the position; {} if it has none."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
-        """Restores a state of `state_dict`; returns reasons why continuing is not exact."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores a state of `state_dict`, before the position is opened."""
+
+    def why_not_exact(self) -> list[str]:
+        """Returns reasons why the position that was opened may be another one than then."""
         return []
 
     def checksum(self) -> int | None:
@@ -492,9 +496,8 @@ class MapStyleLoader(LoaderAdapter):
         # Each rank has another listing, and another number of ranks would have none.
         return state if self.has_one_order or "listing" not in state else {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._order.load_state_dict(state)
-        return []
 
     def close(self) -> None:
         self._fetcher.close()
@@ -521,6 +524,9 @@ class IterableLoader(LoaderAdapter):
         # Samples that went into collate_fn for the batch made last; None: the loader is no paddle's
         self._asked: int | None = None
         self._state: dict[str, Any] = {}  # of a stateful loader, after the batch returned last
+        self._start = StreamStart({"loader": loader, "dataset": getattr(loader, "dataset", None)})
+        self._last: Any = _NOTHING  # the batch returned last
+        self._then: Mapping[str, Any] = {}  # the state of the checkpoint that is gone on from
         if self.is_empty():
             self.batches_per_epoch = 0
         elif shard.one_order or shard.world_size == 1:
@@ -534,6 +540,8 @@ class IterableLoader(LoaderAdapter):
 
     def open(self, epoch: int, position: int = 0) -> Batches:
         shard = self.shard
+        if not position:
+            self._start.note()
         # A stream of this rank alone, or the same one on all.
         rank, ranks = (0, 1) if shard.one_order else (shard.rank, shard.world_size)
         number, cut = divmod(position // ranks, self.batch_size or 1)
@@ -556,7 +564,7 @@ class IterableLoader(LoaderAdapter):
     def _behind(self, source: Iterator[Any], number: int) -> Iterator[Any]:
         """Yields the batches behind the first ones; to read these may take hours."""
         said = time.monotonic()
-        for count, _ in enumerate(itertools.islice(source, number), 1):
+        for count, self._last in enumerate(itertools.islice(source, number), 1):
             if (now := time.monotonic()) - said >= _SAY_SECONDS:
                 said = now
                 self.say(f"{self.name}: passing over {count:,} of {number:,} batches")
@@ -595,6 +603,7 @@ class IterableLoader(LoaderAdapter):
             # After the last batch it is the one behind the end, where the next epoch starts.
             self._state = self._place() if last else state
             position += (self.batch_size or 1) * self.shard.world_size
+            self._last = batch
             yield batch, IndexBatch(position, end=position, num_asked=asked), last
         if position == 0:
             raise self.no_batch()
@@ -641,15 +650,30 @@ class IterableLoader(LoaderAdapter):
             )
         return f"{text}."
 
-    def state_dict(self) -> dict[str, Any]:
-        return self._state
+    @property
+    def _is_replayed(self) -> bool:
+        return self._stateful is None and not self._is_list
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
+    def state_dict(self) -> dict[str, Any]:
+        if not self._is_replayed:
+            return self._state
+        # A rank that gets a part of each round has not the last batch of the stream.
+        last = None if self.shard.one_order else checksum(self._last)
+        return {"begun": self._start.state_dict(), "last": last}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._then = state
         if state and self._stateful is not None:
             state_setter(self._stateful)(state["loader"])
             self._state = dict(state)
-        if self._stateful is not None or self._is_list:
+        if self._is_replayed and isinstance(begun := state.get("begun"), dict):
+            self._start.put_back(begun)
+
+    def why_not_exact(self) -> list[str]:
+        last = self._then.get("last")
+        if not self._is_replayed or last == checksum(self._last):
             return []
-        return [
-            f"{self.name}: replayed up to the position: exact only if it returns the same batches"
-        ]
+        why = ", and the last batch is another one than then; expected the same ones at each start"
+        if last is None:  # of expbase 1.0, or of shares
+            why = ": exact only if it returns the same batches"
+        return [f"{self.name}: replayed up to the position{why}"]

@@ -269,7 +269,8 @@ class DataPosition(Part):
         if adapter.loader is None:
             return []
         self.skips.done = [*state["skipped"]]
-        reasons = adapter.load_state_dict(state["loader"])
+        adapter.load_state_dict(state["loader"])
+        reasons: list[str] = []
         there = state["layout"]
         now = self._layout
         if state["ended"] or not self._has_order_of(state):
@@ -283,6 +284,7 @@ class DataPosition(Part):
         else:
             self.open(state["epoch"], state["position"])
             self.resumed_within_epoch = True
+            reasons += adapter.why_not_exact()
             how = "the epoch goes on with the samples that it has not had"
             is_another = len({adapter.checksum(), state["order"]} - {None}) > 1
             if is_another:

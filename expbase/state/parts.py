@@ -223,7 +223,7 @@ class StatefulObjects(Part):
         for name, inner in self._innermost().items():
             own = {names[p.name]: p for p in parameters_of(inner) if p.name in names}
             optimizers.make_accumulators(inner, tensors.get(name, {}), own)
-        # Schedules within are compared by names of their own, and may be others that setup has made.
+        # Schedules within have names of their own, and may be others that setup has made.
         saved = {name: kind.partition(" of ")[0] for name, (kind, _) in values.items()}
         live = self._live_tensors()
         if self.is_to_look:

@@ -24,6 +24,7 @@ from driving import (
 from paddle.io import DataLoader
 
 from expbase.base import rng
+from expbase.base.json_values import checksum
 from expbase.data.position import DataPosition
 
 
@@ -150,11 +151,74 @@ def test_a_loader_that_remembers_is_continued_from_its_own_state(make: Any, stop
 # --- another order than before -----------------------------------------------------------------
 
 
+class Shuffled:
+    """A stream whose passes move its attributes."""
+
+    def __init__(self, factor: int = 1) -> None:
+        self.factor = factor
+        self.files = [*range(8)]
+        self.same_files = self.files  # another name of it
+        self.order = np.arange(4)
+        self.random = np.random.RandomState(3)
+        self.passes = 0
+
+    def __iter__(self) -> Iterator[list[float]]:
+        self.passes += 1
+        self.place = self.passes  # setup has not made it
+        np.random.shuffle(self.files)
+        self.random.shuffle(self.order)
+        for n in self.files:
+            yield [n * self.factor, self.order[n % 4], self.passes, self.place, self.random.rand()]
+
+
+@pytest.mark.parametrize("epoch", [1, 3])
+def test_a_stream_is_replayed_from_what_it_was_when_its_pass_began(epoch: int) -> None:
+    whole, resumed = train_iterator(Shuffled()), train_iterator(Shuffled())
+    for number in range(1, epoch + 1):
+        whole.open(number)
+        for _ in range(3 if number == epoch else 8):
+            whole.read()
+    state = copy.deepcopy(whole.state_dict())
+    assert resumed.load_state_dict(state) == []
+    assert resumed.adapter.loader.same_files is resumed.adapter.loader.files
+    assert [plain(resumed.read()) for _ in range(5)] == [plain(whole.read()) for _ in range(5)]
+    # The same from the state of the start that went on.
+    again = train_iterator(Shuffled())
+    assert again.load_state_dict(copy.deepcopy(state)) == []
+    assert checksum(again.state_dict()) == checksum(state)
+    (reason,) = train_iterator(Shuffled(factor=2)).load_state_dict(state)
+    assert reason.startswith(
+        "self.train_loader: replayed up to the position, and the last batch is"
+    )
+
+
+def test_what_a_forged_state_puts_into_a_stream_are_attributes_alone() -> None:
+    iterator = train_iterator(Shuffled())
+    iterator.open(1)
+    iterator.read()
+    state = iterator.state_dict()
+    forged = {"loader.__class__": "x", "loader.__dict__": [], "other.name": 1}
+    for begun in forged, [1], "x":
+        state["loader"]["begun"] = begun
+        again = train_iterator(Shuffled())
+        again.load_state_dict(state)
+        assert type(again.adapter.loader) is Shuffled
+        assert again.adapter.loader.passes == 1
+
+
 def test_reasons_why_continuing_is_not_exact_are_returned() -> None:
     iterator = train_iterator(Countdown())
     iterator.open(1)
-    (replayed,) = iterator.load_state_dict(iterator.state_dict())
-    assert replayed.startswith("self.train_loader: replayed up to the position")
+    iterator.read()
+    state = iterator.state_dict()
+    assert iterator.load_state_dict(state) == []
+    for of_before in {}, {"last": None}:
+        state["loader"] = of_before
+        (replayed,) = iterator.load_state_dict(state)
+        assert replayed == (
+            "self.train_loader: replayed up to the position: exact only if it returns the same "
+            "batches"
+        )
     state = train_iterator(loader()).state_dict()
     (sizes,) = train_iterator(loader(batch_size=5)).load_state_dict(state)
     assert sizes == (

@@ -320,15 +320,11 @@ class _Stream(IterableDataset):
 
 
 class Stream(_OfData):
-    expected = EITHER  # it is replayed, and may be another one
-
     def loader(self) -> Any:
         return DataLoader(_Stream(), batch_size=4)
 
 
 class StreamThatCounts(_OfData):
-    expected = EITHER
-
     def loader(self) -> Any:
         return DataLoader(_Passing(), batch_size=4)
 
@@ -337,6 +333,59 @@ class _Passing(_Stream):
     def __iter__(self) -> Iterator[Any]:
         self.passes += 1
         yield from self.points * np.float32(self.passes)
+
+
+class StreamThatShuffles(_OfData):
+    def loader(self) -> Any:
+        return DataLoader(_Shuffling(), batch_size=4)
+
+
+class _Shuffling(_Stream):
+    def __init__(self) -> None:
+        super().__init__()
+        self.files = [(f"file {n}", n) for n in range(len(self.points))]
+        self.random = np.random.RandomState(3)
+        self.order = np.arange(4)
+
+    def __iter__(self) -> Iterator[Any]:
+        random.shuffle(self.files)
+        self.random.shuffle(self.order)
+        self.last = self.order[0]  # which setup has not made
+        for _, n in self.files:
+            yield self.points[n] + np.float32(self.order[n % 4] + self.random.rand())
+
+
+class StreamOfALevelThatRises(_OfData):
+    def loader(self) -> Any:
+        return DataLoader(_Raised(), batch_size=4)
+
+    def on_train_epoch_begin(self) -> None:
+        self.train_loader.dataset.level += 1
+
+    def on_train_batch_end(self) -> None:
+        self.train_loader.dataset.noise = self.iteration / 10  # within a pass
+
+
+class _Raised(_Stream):
+    level, noise = 0, 0.0
+
+    def __iter__(self) -> Iterator[Any]:
+        for point in self.points[: 5 + self.level]:
+            yield point * np.float32(self.level)
+
+
+class StreamOfAnotherOrderEachTime(_OfData):
+    expected = LOUD
+    has_effect = False  # two runs differ
+
+    def loader(self) -> Any:
+        return _Unseeded()
+
+
+class _Unseeded:
+    def __iter__(self) -> Iterator[Any]:
+        for n in np.random.default_rng().permutation(1000)[:40]:
+            yield paddle.full([4, 3], n / 1000)
 
 
 class StreamWithAState(_OfData):

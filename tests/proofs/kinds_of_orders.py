@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from kinds import EITHER, LOUD, Points
+from kinds import EITHER, Points
 from kinds_of_data import _OfData
 from paddle.io import (
     BatchSampler,

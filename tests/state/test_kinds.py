@@ -21,6 +21,7 @@ MORE = {
         "schedule of schedules in a list", "head of shares on two", "process id set at begin",
         "layer switched", "an optimizer switched", "array of a weight",
         "list of parameters that is cut", "schedule of another class from setup",
+        "stream that shuffles",
     ),
     "told": ("generator", "cycle", "counter of the class"),
     "refused": ("schedule of another class", "loader set anew", "buffer that grows"),
