@@ -226,6 +226,8 @@ class Run:
                 collectives.meet()
             experiment.setup_output_dir()
             experiment.dump_config()
+            # As given: setup may change it, and a restore puts in what training had changed.
+            self.ledger.note(config=flat(start.config))
             experiment.setup_visualizer()
             experiment.setup_logger()
             need_super("setup_logger", is_done=not logs.is_early(start.logger))
@@ -592,7 +594,6 @@ class Run:
 
     def _restore_and_note_start(self) -> None:
         """Restores, and notes in the ledger that this start trains; once."""
-        config = flat(self.start.config)  # as given: a restore puts in what training had changed
         if self.life is Life.READY:
             self.experiment.resume_or_load()
         if self.ledger.has_start:
@@ -602,7 +603,7 @@ class Run:
         facts: Any = {"ranks": start.world_size, "restart": start.options.restart_reason or None}
         facts |= {"iteration": self.loop.iteration, **self.checkpointer.code.facts()}
         facts |= {"versions": provenance.versions()}
-        self.ledger.write_start(config=config, **facts)
+        self.ledger.write_start(**facts)
 
     def _note_how_it_ended(self) -> None:
         """Notes the end of a start; a failure counts for more than another reason."""

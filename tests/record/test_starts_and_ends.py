@@ -12,6 +12,7 @@ from tiny import Tiny, trained
 
 from expbase import Config
 from expbase.base.json_lines import json_lines
+from expbase.engine import run_digest
 from expbase.record.starts_and_ends import Ledger, Session, sessions
 
 
@@ -75,10 +76,14 @@ def test_each_start_notes_its_config(tmp_path: Path) -> None:
     assert first | {"training.max_iteration": 4} == second
 
 
-def test_what_training_changes_in_the_config_is_state_and_not_what_a_start_was_given(
+def test_what_setup_and_training_change_in_the_config_is_not_what_a_start_was_given(
     tmp_path: Path,
 ) -> None:
     class Warming(Rated):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.config.optim.name = "of the data"
+
         def train_batch(self) -> None:
             super().train_batch()
             self.config.optim.betas = [0.5, 0.5]
@@ -87,6 +92,8 @@ def test_what_training_changes_in_the_config_is_state_and_not_what_a_start_was_g
         exp = trained(Warming, tmp_path, max_iteration=end)
     assert exp.config.optim.betas == [0.5, 0.5]
     assert [start["config"]["optim.betas"] for start in starts(tmp_path)] == [[0.9, 0.99]] * 2
+    assert [start["config"]["optim.name"] for start in starts(tmp_path)] == [None] * 2
+    assert run_digest.problems(tmp_path) == []
 
 
 def test_a_record_that_a_power_cut_has_torn_does_not_spoil_the_next(
