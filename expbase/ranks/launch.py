@@ -199,7 +199,10 @@ def _join(processes: Sequence[Any]) -> Outcome:
         say(text)
     for process in processes:  # until then the other ranks look for how it ended, too
         process.join()
-    first = [*(c for c in codes if c not in (0, *STOPPED)), *filter(None, codes), 0][0]
+    # Who loses a rank that was killed fails as well, and may end at the same moment.
+    killed = [code for code in codes if code == -signal.SIGKILL]
+    failed = [code for code in codes if code not in (0, *STOPPED)]
+    first = [*killed, *failed, *filter(None, codes), 0][0]
     code = 128 - first if first < 0 else first
     return Outcome(ExitCode.MISTAKE if ExitCode.MISTAKE in codes else code, tuple(deaths))
 

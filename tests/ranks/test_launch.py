@@ -52,6 +52,7 @@ ANSWERS = [
     ([124, 1], 1),  # a failure says more than a stop
     ([1, 78], 78),  # and a mistake more than that
     ([-9, 0], 137),  # as a shell shows it
+    ([1, -9], 137),  # who loses it fails
     ([0, 124], 124),
 ]
 
