@@ -243,8 +243,8 @@ def fill_in(output: str, config: Mapping[str, Any]) -> str:
     ConfigError.
     """
     try:
-        for _, name, form, _ in string.Formatter().parse(output):
-            if name:
+        for _, name, form, conversion in string.Formatter().parse(output):
+            if name and not conversion and "{" not in str(form):
                 _check_form(name, string.Formatter().get_field(name, (), config)[0], form or "")
         return str(Path(output.format_map(config)))
     except ConfigError as error:

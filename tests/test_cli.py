@@ -375,6 +375,7 @@ def test_a_section_or_a_form_that_does_not_fit_is_no_part_of_the_output_path() -
     text = "'zz' given as the form of optim.lr, 0.1: .*; expected {optim.lr}, or one of Python's"
     with pytest.raises(ConfigError, match=text):
         fill_in("runs/{optim.lr:zz}", config)
+    assert fill_in("runs/{optim!r:.4}", config) == "runs/Conf"  # who asks for its text has it
 
 
 def test_a_users_parser_may_have_options_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:

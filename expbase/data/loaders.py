@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from paddle import Tensor
 from paddle.io import DataLoader, IterableDataset
 from paddle.io.dataloader.dataloader_iter import _DataLoaderIterBase
 
@@ -525,8 +526,8 @@ class IterableLoader(LoaderAdapter):
         self._asked: int | None = None
         self._state: dict[str, Any] = {}  # of a stateful loader, after the batch returned last
         self._start = StreamStart({"loader": loader, "dataset": getattr(loader, "dataset", None)})
-        self._last: Any = _NOTHING  # the batch returned last
-        self._then: Mapping[str, Any] = {}  # the state of the checkpoint that is gone on from
+        self._last: list[tuple[Any, Any]] = []  # parts of the batch returned last, and versions
+        self._last_then: Any = None  # a checksum of the last batch before the checkpoint
         if self.is_empty():
             self.batches_per_epoch = 0
         elif shard.one_order or shard.world_size == 1:
@@ -564,7 +565,8 @@ class IterableLoader(LoaderAdapter):
     def _behind(self, source: Iterator[Any], number: int) -> Iterator[Any]:
         """Yields the batches behind the first ones; to read these may take hours."""
         said = time.monotonic()
-        for count, self._last in enumerate(itertools.islice(source, number), 1):
+        for count, batch in enumerate(itertools.islice(source, number), 1):
+            self._last = [*_versions(batch)]
             if (now := time.monotonic()) - said >= _SAY_SECONDS:
                 said = now
                 self.say(f"{self.name}: passing over {count:,} of {number:,} batches")
@@ -603,7 +605,7 @@ class IterableLoader(LoaderAdapter):
             # After the last batch it is the one behind the end, where the next epoch starts.
             self._state = self._place() if last else state
             position += (self.batch_size or 1) * self.shard.world_size
-            self._last = batch
+            self._last = [*_versions(batch)]
             yield batch, IndexBatch(position, end=position, num_asked=asked), last
         if position == 0:
             raise self.no_batch()
@@ -657,23 +659,42 @@ class IterableLoader(LoaderAdapter):
     def state_dict(self) -> dict[str, Any]:
         if not self._is_replayed:
             return self._state
-        # A rank that gets a part of each round has not the last batch of the stream.
-        last = None if self.shard.one_order else checksum(self._last)
-        return {"begun": self._start.state_dict(), "last": last}
+        return {"attributes": self._start.state_dict(), "last": self._checksum_of_last()}
+
+    def _checksum_of_last(self) -> str | None:
+        """Returns a checksum of the batch returned last; None if it is unknown: training has
+        changed it in place, or this rank gets a part of each round, which the last one is not in.
+        """
+        is_known = all(version == _version(part) for part, version in self._last)
+        return (
+            checksum([p for p, _ in self._last]) if is_known and not self.shard.one_order else None
+        )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._then = state
         if state and self._stateful is not None:
             state_setter(self._stateful)(state["loader"])
             self._state = dict(state)
-        if self._is_replayed and isinstance(begun := state.get("begun"), dict):
-            self._start.put_back(begun)
+        self._last_then = state.get("last")
+        if self._is_replayed and isinstance(attributes := state.get("attributes"), dict):
+            self._start.put_back(attributes)
 
     def why_not_exact(self) -> list[str]:
-        last = self._then.get("last")
-        if not self._is_replayed or last == checksum(self._last):
+        if not self._is_replayed or self._last_then == checksum([part for part, _ in self._last]):
             return []
         why = ", and the last batch is another one than then; expected the same ones at each start"
-        if last is None:  # of expbase 1.0, or of shares
+        if self._last_then is None:
             why = ": exact only if it returns the same batches"
         return [f"{self.name}: replayed up to the position{why}"]
+
+
+def _versions(batch: Any) -> Iterator[tuple[Any, Any]]:
+    """Yields the parts of a batch, and how often each was changed in place, as paddle counts it."""
+    if isinstance(batch, (list, tuple, dict)):
+        for part in batch.values() if isinstance(batch, dict) else batch:
+            yield from _versions(part)
+    else:
+        yield batch, _version(batch)
+
+
+def _version(part: Any) -> Any:
+    return part.inplace_version if isinstance(part, Tensor) else None

@@ -225,9 +225,10 @@ class DataPosition(Part):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position. It counts over all ranks, so any number of them may continue."""
-        loader = self.adapter.state_dict()
-        if self.needs_epoch:
-            loader.pop("listing", None)
+        loader = dict(self.adapter.state_dict())
+        if self.needs_epoch or self._is_begun:  # these are of the epoch before
+            for name in ("listing", "attributes", "last"):
+                loader.pop(name, None)
         return {
             "epoch": self.epoch,
             "batches": self.batch_in_epoch * self.adapter.shard.world_size,
@@ -238,7 +239,7 @@ class DataPosition(Part):
             "ahead": str(self.ahead),
             "loader": loader,
             "layout": self._layout,
-            "order": None if self.batches.ended else self.adapter.checksum(),
+            "order": None if self.batches.ended or self._is_begun else self.adapter.checksum(),
         }
 
     def problems(self, state: Mapping[str, Any]) -> list[str]:
@@ -281,10 +282,14 @@ class DataPosition(Part):
             self._batch_size = there[2]
             self.resumed_within_epoch = False
             how = "the next epoch is the first one of the new size"
+        elif not state["position"]:  # it had begun: the first read opens it, with all restored
+            self.begin(state["epoch"])
+            self.resumed_within_epoch = True
+            how = "the epoch begins with them"
         else:
             self.open(state["epoch"], state["position"])
-            self.resumed_within_epoch = True
-            reasons += adapter.why_not_exact()
+            self.resumed_within_epoch = not self.batches.ended
+            reasons += adapter.why_not_exact() if there == now else []
             how = "the epoch goes on with the samples that it has not had"
             is_another = len({adapter.checksum(), state["order"]} - {None}) > 1
             if is_another:

@@ -73,6 +73,9 @@ _OTHER_DATA = (
     "Expected the same at each start: np.random.default_rng(0).permutation(n), for example, "
     "sorted(…) for names of files, sorted(set(…)) for a vocabulary."
 )
+_ITEM = re.compile(r"(.+)\.('.*'|[^.']+)")  # of a list or a dict, and where that is
+_FEW = 3  # items: two may have changed places by chance
+_LONG = 20  # items: fewer may be words of a command line
 _DRAWN = re.compile(r"(?<![0-9A-Za-z])[0-9a-f]{6,}(-[0-9a-f]{4,})*(?=')")  # the end of a text
 _OF_CELLS = re.compile(r"_+|_i*\d*")  # names that IPython gives
 _PROXY = "multiprocessing.managers.BaseProxy"  # whose import takes long, and fails on Windows
@@ -413,11 +416,12 @@ class Audit:
     def _is_vocabulary(self, path: str) -> bool:
         """Returns whether a place holds a long list of texts, or a long dict of whole numbers."""
         node = self._walked()[0].nodes.get(path.removesuffix("[:]"))
-        if not path.endswith("[:]") or node is None:
-            return False
-        if isinstance(node.value, dict):
-            return all(type(number) is int for number in node.value.values())
-        return isinstance(node.value, list) and all(type(text) is str for text in node.value)
+        value = node.value if node is not None and path.endswith("[:]") else None
+        if isinstance(value, dict):
+            return len(value) >= _LONG and all(type(number) is int for number in value.values())
+        if isinstance(value, list):
+            return len(value) >= _LONG and all(type(text) is str for text in value)
+        return False
 
     def _is_setups(self, path: str) -> bool:
         """Returns whether nobody has set a value since setup, as on_load_checkpoint may."""
@@ -436,11 +440,13 @@ def _moved(anew: Iterable[str], then: Mapping[str, str], now: Mapping[str, str])
     """
     items: dict[str, list[str]] = {}
     for path in anew:
-        items.setdefault(path.rpartition(".")[0], []).append(path)
+        if place := _ITEM.fullmatch(path):
+            items.setdefault(place[1], []).append(path)
     return {
         path: whole
         for whole, paths in items.items()
-        if sorted(then[path] for path in paths) == sorted(now[path] for path in paths)
+        if len(paths) >= _FEW
+        and sorted(then[path] for path in paths) == sorted(now[path] for path in paths)
         for path in paths
     }
 

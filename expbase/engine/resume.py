@@ -94,16 +94,28 @@ def _say_what_is_not_used(run: Run, own: str) -> None:
         "--checkpoint_path": options.checkpoint_path,
         "--init_model_path": options.init_model_path,
     }
-    starts = [session.start for session in sessions(run.start.output_dir)]
-    began_from = {option for start in starts for option in start.get("began_from", ())}
     for option, other in given.items():
         if other:
-            had_effect = option in began_from
+            had_effect = _began_with(run, option, other)
             run.start.logger.log(
                 logging.INFO if had_effect else logging.WARNING,
                 f"{option} {other}: not used, because {run.start.output} has {own} of its own, "
                 "which is continued. To begin with the other one: --fresh, or another --output.",
             )
+
+
+def _began_with(run: Run, option: str, other: str) -> bool:
+    """Returns whether a start before began from what an option names, in the same words.
+
+    Where the command had no such words, as in a notebook, the option alone counts.
+    """
+    for start in (session.start for session in sessions(run.start.output_dir)):
+        command = [*map(str, start.get("command") or ())]
+        is_same = other in command or f"{option}={other}" in command
+        has_words = any(word.startswith(option) for word in command)
+        if option in start.get("began_from", ()) and (is_same or not has_words):
+            return True
+    return False
 
 
 def _began_from(run: Run, path: Path | None) -> dict[str, str]:

@@ -162,8 +162,12 @@ def _of_config(run: Path, noted: Sequence[Session]) -> list[str]:
     except ConfigError as error:
         return [str(error) if (run / CONFIG).exists() else f"{CONFIG}: not here"]
     configs = [session.start.get("config") for session in noted]
-    changed = [sorted(differences(one, here)) for one in configs if isinstance(one, dict)]
-    if not all(changed):  # it is that of one of the starts at the beginning
+    changed = [
+        sorted(differences(one, here).keys() - MAY_CHANGE)
+        for one in configs
+        if isinstance(one, dict)
+    ]
+    if not changed or not all(changed):  # it is that of one of the starts at the beginning
         return []
     keys = textwrap.shorten(", ".join(changed[0]), 200)
     return [f"{CONFIG}: another one than in {LEDGER}, which differs in {keys}"]

@@ -33,7 +33,14 @@ from expbase.config import (
     load_yaml,
 )
 from expbase.record.metrics import METRICS
-from expbase.record.starts_and_ends import DIGEST, LEDGER, open_start, runs_here
+from expbase.record.starts_and_ends import (
+    DIGEST,
+    LEDGER,
+    flat,
+    open_start,
+    runs_here,
+    sessions,
+)
 
 LOCK = ".lock-{rank}"
 
@@ -225,11 +232,6 @@ class RunDirectory:
             self.release()  # only now: nobody else gets in between
             self.make()
             self.lock(rank=0)
-        if self._has_trained() and not self._config.exists() and not force:
-            raise self._error(
-                f"holds a run without its {CONFIG}; expected the file, to compare the config with. "
-                f"Put it back, or give {_OTHERS}"
-            )
         changed = {k: v for k, v in self.changed_keys(config).items() if k not in MAY_CHANGE}
         if changed and not force:
             raise self._error(
@@ -268,7 +270,11 @@ class RunDirectory:
 
     def changed_keys(self, config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
         """Returns the config keys that differ from those of the first start, with both values."""
-        return differences(load_yaml(self._config), config) if self.is_begun() else {}
+        if self.is_begun():
+            return differences(load_yaml(self._config), config)
+        noted = (session.start.get("config") for session in sessions(self.path))
+        first = next(filter(None, noted), None) if self._has_trained() else None
+        return differences(first, flat(config)) if first else {}  # the file is gone
 
     def is_begun(self) -> bool:
         """Returns whether a run here has a checkpoint or a line; a start before these is none.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import paddle
 import pytest
 from driving import (
     Countdown,
@@ -192,6 +193,108 @@ def test_a_stream_is_replayed_from_what_it_was_when_its_pass_began(epoch: int) -
     )
 
 
+class Changing:
+    """A stream with attributes that no checkpoint holds, or that nobody can put back in place."""
+
+    def __init__(self) -> None:
+        self.readers: list[Any] = [None, None]
+        self.nested = [[0, 0], [1, 0]]
+        self.generator = paddle.framework.core.Generator()
+        self.fixed = np.arange(4)
+        self.fixed.setflags(write=False)
+        self.random: Any = None
+
+    def __iter__(self) -> Iterator[Any]:
+        self.random = self.random or np.random.default_rng(3)
+        self.fixed = self.random.permutation(4)
+        self.fixed.setflags(write=False)
+        self.readers[1] = self
+        for n in range(8):
+            yield [int(self.fixed[n % 4]), self.random.random()]
+
+
+def test_of_a_stream_that_holds_anything_what_can_be_put_back_is() -> None:
+    whole = train_iterator(Changing())
+    for number in range(1, 3):
+        whole.open(number)
+        for _ in range(8 if number == 1 else 3):
+            whole.read()
+    state = whole.state_dict()
+    assert "loader.readers" not in state["loader"]["attributes"]
+    state = copy.deepcopy(
+        state
+        | {
+            "loader": state["loader"]
+            | {
+                "attributes": {
+                    path: value
+                    for path, value in state["loader"]["attributes"].items()
+                    if "generator" not in path
+                }
+            }
+        }
+    )
+    expected = [plain(whole.read()) for _ in range(5)]
+    for _ in range(2):  # twice from one state: nothing of it has moved
+        resumed = train_iterator(Changing())
+        assert resumed.load_state_dict(state) == []
+        assert [plain(resumed.read()) for _ in range(5)] == expected
+
+
+class Batched:
+    """A stream of tensors, by name."""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for n in range(5):
+            yield {"x": paddle.full([2], n, "float32"), "y": paddle.full([2], n + 0.5)}
+
+
+def test_a_batch_that_training_changes_is_no_other_one() -> None:
+    def told(change: Callable[[Any], object]) -> list[str]:
+        iterator = train_iterator(Batched())
+        iterator.open(1)
+        change(iterator.read())
+        return train_iterator(Batched()).load_state_dict(iterator.state_dict())
+
+    assert told(lambda batch: batch.pop("y")) == []
+    (line,) = told(lambda batch: batch["x"].scale_(2.0))  # what it was nobody knows
+    assert "exact only if it returns the same batches" in line
+
+
+def test_an_epoch_that_was_begun_and_not_opened_is_begun_in_the_next_start() -> None:
+    for make in Shuffled, lambda: loader():
+        whole, resumed = train_iterator(make()), train_iterator(make())
+        whole.open(1)
+        while not whole.needs_epoch:
+            whole.read()
+        whole.begin(2)
+        state = copy.deepcopy(whole.state_dict())
+        if make is Shuffled:  # as the values of a checkpoint do
+            loader_then = copy.deepcopy(vars(whole.adapter.loader))
+        assert resumed.load_state_dict(state) == []
+        if make is Shuffled:
+            vars(resumed.adapter.loader).update(loader_then)
+        assert (resumed.epoch, resumed.needs_epoch) == (2, False)
+        assert [plain(resumed.read()) for _ in range(3)] == [plain(whole.read()) for _ in range(3)]
+
+
+def test_a_stream_that_has_become_shorter_ends_its_epoch() -> None:
+    class Short:
+        def __init__(self, size: int) -> None:
+            self.size = size
+
+        def __iter__(self) -> Iterator[list[int]]:
+            yield from ([n] for n in range(self.size))
+
+    iterator = train_iterator(Short(8))
+    iterator.open(1)
+    for _ in range(5):
+        iterator.read()
+    resumed = train_iterator(Short(5))
+    resumed.load_state_dict(iterator.state_dict())
+    assert (resumed.needs_epoch, resumed.resumed_within_epoch) == (True, False)
+
+
 def test_what_a_forged_state_puts_into_a_stream_are_attributes_alone() -> None:
     iterator = train_iterator(Shuffled())
     iterator.open(1)
@@ -199,7 +302,7 @@ def test_what_a_forged_state_puts_into_a_stream_are_attributes_alone() -> None:
     state = iterator.state_dict()
     forged = {"loader.__class__": "x", "loader.__dict__": [], "other.name": 1}
     for begun in forged, [1], "x":
-        state["loader"]["begun"] = begun
+        state["loader"]["attributes"] = begun
         again = train_iterator(Shuffled())
         again.load_state_dict(state)
         assert type(again.adapter.loader) is Shuffled
@@ -317,10 +420,10 @@ def test_a_stream_goes_on_at_the_next_sample_or_says_that_it_cannot() -> None:
     def lines(size: int, workers: int = 0) -> DataLoader:
         return DataLoader(Lines(20), batch_size=size, num_workers=workers)
 
-    resumed, (_, reason) = continued(lines(3), lines(4))
+    resumed, (reason,) = continued(lines(3), lines(4))
     assert "the epoch goes on with the samples that it has not had" in reason
     assert [index for index, _ in plain(resumed.read())] == [6, 7, 8, 9]
-    resumed, (_, reason) = continued(lines(3, 1), lines(4, 1))
+    resumed, (reason,) = continued(lines(3, 1), lines(4, 1))
     assert "which ones they were is unknown" in reason
 
 

@@ -480,7 +480,8 @@ class Vocabulary(Tiny):
         order = np.random.default_rng().permutation(1000).tolist()
         ranks = sorted(range(8), key=order.__getitem__)
         self.few = {f"name {n}": number for number, n in enumerate(ranks)}
-        self.names = [f"name {n}" for n in ranks]
+        self.dotted = {f"{n}.jpg": number for number, n in enumerate(ranks)}
+        self.names = [f"name {n}" for n in ranks]  # as short as a list of words may be
         self.many = {f"name {n}": number for n, number in enumerate(order)}
         self.words = [f"name {n}" for n in order]
         self.started = {"pid": order[0], "port": 1000 + order[1]}
@@ -494,9 +495,10 @@ def test_numbers_that_names_have_by_a_set_are_warned_of_where_a_run_is_opened(
     trained(Vocabulary, tmp_path, max_iteration=4)
     said = capsys.readouterr().err
     (line,) = [line for line in said.splitlines() if OTHER_DATA in line]
-    assert "WARNING: self.names, self.many, self.words, self.few: other" in line
+    assert "WARNING: self.many, self.words, self.few, self.dotted: other" in line
     (others,) = [line for line in said.splitlines() if "set otherwise" in line]
     assert "self.started.pid, self.started.port" in others
+    assert "self.names" in others
     exp = make(Vocabulary, tmp_path, {"evaluate": "last"}, max_iteration=4)
     exp.setup()
     exp.load_checkpoint("last")

@@ -394,6 +394,12 @@ def test_what_is_planted_is_named(finished: Path, tmp_path: Path, planted: str) 
     assert [one for one in found if named in one] != [], found
 
 
+def test_of_a_ledger_without_starts_everything_is_not_here(finished: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(finished, tmp_path / "run")
+    (run / "ledger.jsonl").write_text("")
+    assert any("start 0" in problem for problem in run_digest.problems(run))
+
+
 # --- in processes ------------------------------------------------------------------------------
 
 

@@ -29,6 +29,7 @@ from expbase.checkpoint import storage
 from expbase.checkpoint.layout import CheckpointError
 from expbase.engine import run_dir
 from expbase.engine.run_dir import MAY_CHANGE, RunDirectory
+from expbase.record.starts_and_ends import flat
 
 CONFIG = Config({"optim": {"lr": 0.1}, "training": {"seed": 0, "max_iteration": 4}})
 # Takes the lock as a run does, and says so; ends when its stdin does.
@@ -278,14 +279,18 @@ def test_a_start_that_failed_before_anything_was_kept_gives_way_to_another_confi
     assert "optim.lr: 0.5 there, 0.1 now" in refusal(output.path)
 
 
-def test_a_run_without_its_config_is_no_new_one(output: RunDirectory) -> None:
+def test_a_run_without_its_config_is_compared_with_its_ledger(output: RunDirectory) -> None:
     (output.path / "checkpoints/step-00000001").mkdir(parents=True)
     (output.path / "config.yaml").unlink()
+    start = {"event": "start", "config": flat(CONFIG)}
+    (output.path / "ledger.jsonl").write_text(f"{json.dumps(start)}\n")
     output.release()
-    text = refusal(output.path)
-    assert "holds a run without its config.yaml" in text
-    assert all(option in text for option in ("--output", "--fresh", "--force"))
-    assert claimed(output.path, force=True) is None
+    assert "optim.lr: 0.1 there, 0.5 now" in refusal(output.path, changed(optim__lr=0.5))
+    output.claim(CONFIG, fresh=False, force=False)
+    output.dump(CONFIG)
+    output.release()
+    assert "lr: 0.1" in (output.path / "config.yaml").read_text()
+    (output.path / "config.yaml").unlink()
     assert claimed(output.path, fresh=True) == output.path.with_name("one.old-1")
     assert not (output.path / "checkpoints").exists()
 
