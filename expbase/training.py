@@ -186,9 +186,10 @@ def as_given(config: Any, defaults: Any) -> Any:
     numbers: the config.yaml of a run has the numbers, and not who gave them.
     """
     given = copy.deepcopy(config)
+    numbers = resolved(given).training
     for key in _FOLLOWING:
-        fewer = copy.deepcopy(given)
-        fewer.training[key] = defaults.training[key]
-        if resolved(fewer).training == resolved(given).training:
-            given = fewer
+        number = given.training[key]
+        given.training[key] = defaults.training[key]
+        if resolved(given).training != numbers:
+            given.training[key] = number
     return given

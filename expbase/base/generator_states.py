@@ -75,6 +75,16 @@ def set_generator_state(value: Any, state: Any) -> None:
         value.__setstate__(state)
 
 
+def copied_generator(value: Any) -> Any:
+    """Returns another generator with the state of one: numpy 1.26 copies no seeds of those that one
+    is to spawn, and paddle's cannot be copied.
+    """
+    state = generator_state(value)
+    made = new_generator(generator_kind(value), state)
+    set_generator_state(made, state)
+    return made
+
+
 def new_generator(kind: str, state: Any) -> Any:
     """Returns a new generator, whose state is still to be set.
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import math
 import os
 import pickle
 import re
@@ -235,7 +234,7 @@ def export(path: Path, layer: Any, spec: Sequence[Any] | None) -> None:
 
 def _bytes_of(layer: Any) -> int:
     tensors = [*layer.parameters(), *layer.buffers()]
-    return sum(math.prod(tensor.shape) * tensor.element_size() for tensor in tensors)
+    return sum(tensor.size * tensor.element_size() for tensor in tensors)
 
 
 def _not_written(path: Path, error: OSError) -> WeightsError:

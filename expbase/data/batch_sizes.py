@@ -43,7 +43,7 @@ def count_samples(batch: Any, asked: int | None) -> tuple[int | None, str]:
 
 def _shapes(batch: Any) -> Iterator[Any]:
     """Yields the shape of each tensor or array with axes in a batch."""
-    for part in _parts(batch):
+    for part in parts_of(batch):
         yield from _shapes(part)
     shape: Any = getattr(batch, "shape", ())
     if len(shape):
@@ -59,10 +59,11 @@ def _is_list_of_samples(batch: Any, asked: int, *, is_inner: bool = False) -> bo
     is_list = isinstance(batch, (list, tuple)) and len(batch) == asked
     if is_list and (is_inner or len({*map(_kind, batch)}) == 1):
         return True
-    return any(_is_list_of_samples(part, asked, is_inner=True) for part in _parts(batch))
+    return any(_is_list_of_samples(part, asked, is_inner=True) for part in parts_of(batch))
 
 
-def _parts(batch: Any) -> Iterable[Any]:
+def parts_of(batch: Any) -> Iterable[Any]:
+    """Returns what a mapping, a list or a tuple holds; nothing of another value."""
     if isinstance(batch, Mapping):
         return batch.values()
     return batch if isinstance(batch, (list, tuple)) else ()

@@ -29,7 +29,7 @@ from expbase.base import rng
 from expbase.base.any_object import module_of, state_setter
 from expbase.base.errors import TypeMistake, ValueMistake
 from expbase.base.json_values import checksum
-from expbase.data.batch_sizes import count_samples
+from expbase.data.batch_sizes import count_samples, parts_of
 from expbase.data.order import (
     BatchOrder,
     IndexBatch,
@@ -525,7 +525,8 @@ class IterableLoader(LoaderAdapter):
         # Samples that went into collate_fn for the batch made last; None: the loader is no paddle's
         self._asked: int | None = None
         self._state: dict[str, Any] = {}  # of a stateful loader, after the batch returned last
-        self._start = StreamStart({"loader": loader, "dataset": getattr(loader, "dataset", None)})
+        owners = {"loader": loader, "dataset": getattr(loader, "dataset", None)}
+        self._start = StreamStart(owners if self._is_replayed else {})
         self._last: list[tuple[Any, Any]] = []  # parts of the batch returned last, and versions
         self._last_then: Any = None  # a checksum of the last batch before the checkpoint
         if self.is_empty():
@@ -666,9 +667,10 @@ class IterableLoader(LoaderAdapter):
         changed it in place, or this rank gets a part of each round, which the last one is not in.
         """
         is_known = all(version == _version(part) for part, version in self._last)
-        return (
-            checksum([p for p, _ in self._last]) if is_known and not self.shard.one_order else None
-        )
+        return self._sum_of_last() if is_known and not self.shard.one_order else None
+
+    def _sum_of_last(self) -> str:
+        return checksum([part for part, _ in self._last])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state and self._stateful is not None:
@@ -679,7 +681,7 @@ class IterableLoader(LoaderAdapter):
             self._start.put_back(attributes)
 
     def why_not_exact(self) -> list[str]:
-        if not self._is_replayed or self._last_then == checksum([part for part, _ in self._last]):
+        if not self._is_replayed or self._last_then == self._sum_of_last():
             return []
         why = ", and the last batch is another one than then; expected the same ones at each start"
         if self._last_then is None:
@@ -689,8 +691,8 @@ class IterableLoader(LoaderAdapter):
 
 def _versions(batch: Any) -> Iterator[tuple[Any, Any]]:
     """Yields the parts of a batch, and how often each was changed in place, as paddle counts it."""
-    if isinstance(batch, (list, tuple, dict)):
-        for part in batch.values() if isinstance(batch, dict) else batch:
+    if isinstance(batch, (Mapping, list, tuple)):
+        for part in parts_of(batch):
             yield from _versions(part)
     else:
         yield batch, _version(batch)

@@ -276,11 +276,10 @@ class DataPosition(Part):
         now = self._layout
         if state["ended"] or not self._has_order_of(state):
             # Nothing is opened: the next thing to come is a new epoch.
-            self.batches.close()
+            self.begin(state["epoch"])
+            self._is_begun = False
             self.batches = Batches(_nothing(), adapter, state["position"], ended=True)
-            self.epoch = state["epoch"]
             self._batch_size = there[2]
-            self.resumed_within_epoch = False
             how = "the next epoch is the first one of the new size"
         elif not state["position"]:  # it had begun: the first read opens it, with all restored
             self.begin(state["epoch"])

@@ -19,13 +19,7 @@ from typing import Any
 import numpy as np
 
 from expbase.base.any_object import has_attributes
-from expbase.base.generator_states import (
-    GENERATORS,
-    generator_kind,
-    generator_state,
-    new_generator,
-    set_generator_state,
-)
+from expbase.base.generator_states import GENERATORS, copied_generator, generator_kind
 from expbase.base.json_values import SIMPLE, checksum
 from expbase.state.value_places import WHOLE, Node, WholeNode
 
@@ -93,12 +87,7 @@ def _is_fixed(value: Any) -> bool:
 
 
 def _copied(value: Any) -> Any:
-    if isinstance(value, GENERATORS):
-        state = generator_state(value)
-        made = new_generator(generator_kind(value), state)
-        set_generator_state(made, state)
-        return made
-    return copy.copy(value)
+    return copied_generator(value) if isinstance(value, GENERATORS) else copy.copy(value)
 
 
 def _is_same(one: Any, other: Any) -> bool:

@@ -230,7 +230,7 @@ class Audit:
             return
         then = doctor_file.read(run_dir / layout.FOLDER / layout.name_of(iteration), iteration)
         code = self._set_by_code({})
-        self._warn_of_others(_set_anew(then.code, code), then, code)
+        self._warn_of_others(self._set_anew(then.code, code), then, code)
 
     def _walked(self) -> tuple[Walk, WalkedNames]:
         """Returns the last walk over the attributes, and its names."""
@@ -379,11 +379,7 @@ class Audit:
             if is_exact or path in once or self._is_setups(path)
             if not self._reach.is_left_out(path)
         ]
-        anew = [
-            path
-            for path in _set_anew(then.code, code)
-            if path not in before and not self._reach.is_left_out(path)
-        ]
+        anew = [path for path in self._set_anew(then.code, code) if path not in before]
         lines = [f"{self._shown(path)}: {UNSET if path in once else LOST}" for path in lost]
         for text in shortened(lines):
             self._warn(NOT_EXACT + text)
@@ -392,6 +388,12 @@ class Audit:
         for text in ways_out(lines):
             self._experiment.logger.info("%s", text)
         return {path: text for path, text in once.items() if path in lost}
+
+    def _set_anew(self, then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+        """Returns the places that setup has set otherwise than then."""
+        both = [(path, text) for path, text in then.items() if path in now]
+        anew = [path for path, text in both if is_otherwise(now[path], text)]
+        return [path for path in anew if not self._reach.is_left_out(path)]
 
     def _say_anew(self, anew: list[str], then: doctor_file.Kept, code: Mapping[str, str]) -> None:
         """Names what setup has set otherwise than at the start before."""
@@ -427,11 +429,6 @@ class Audit:
         """Returns whether nobody has set a value since setup, as on_load_checkpoint may."""
         there = self._begun.get(path)
         return there is None or path not in self._made or is_same(self._made[path], there)
-
-
-def _set_anew(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Returns the places that setup has set otherwise than then."""
-    return [path for path, text in then.items() if path in now and is_otherwise(now[path], text)]
 
 
 def _moved(anew: Iterable[str], then: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:

@@ -42,6 +42,7 @@ from expbase.record.starts_and_ends import (
     LEDGER,
     Facts,
     Session,
+    configs_in,
     flat,
     maker,
     sessions,
@@ -161,12 +162,7 @@ def _of_config(run: Path, noted: Sequence[Session]) -> list[str]:
         here = flat(load_yaml(run / CONFIG))
     except ConfigError as error:
         return [str(error) if (run / CONFIG).exists() else f"{CONFIG}: not here"]
-    configs = [session.start.get("config") for session in noted]
-    changed = [
-        sorted(differences(one, here).keys() - MAY_CHANGE)
-        for one in configs
-        if isinstance(one, dict)
-    ]
+    changed = [sorted(differences(one, here).keys() - MAY_CHANGE) for one in configs_in(noted)]
     if not changed or not all(changed):  # it is that of one of the starts at the beginning
         return []
     keys = textwrap.shorten(", ".join(changed[0]), 200)

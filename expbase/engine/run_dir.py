@@ -36,6 +36,7 @@ from expbase.record.metrics import METRICS
 from expbase.record.starts_and_ends import (
     DIGEST,
     LEDGER,
+    configs_in,
     flat,
     open_start,
     runs_here,
@@ -58,10 +59,6 @@ _FILES = (
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 # How many keys of a config that differ are named; a file that was written by hand may have more.
 MOST_KEYS = 20
-_OTHERS = (
-    "another --output, --fresh to start over here (the old run is moved aside), or --force to "
-    "continue under the new config."
-)
 # The locks of this process. The system's kind of lock admits the same process a second time, and it
 # is lost when any handle of the file is closed: so a file must not be opened here again.
 _held: set[str] = set()
@@ -241,12 +238,16 @@ class RunDirectory:
 
     def _ways_on(self, changed: Mapping[str, tuple[Any, Any]]) -> str:
         """Says what to do if the config differs in these keys from that of the run."""
+        others = (
+            "another --output, --fresh to start over here (the old run is moved aside), or --force "
+            "to continue under the new config."
+        )
         if any(None in pair for pair in changed.values()):  # one file says nothing of a key
-            return f"Give {_OTHERS}"
+            return f"Give {others}"
         file = shlex.quote(str(self._config))
         return (
             f"To go on with the run's own values, give --config {file} as the last --config, "
-            f"without these keys on the command line; else {_OTHERS}"
+            f"without these keys on the command line; else {others}"
         )
 
     def move_aside(self) -> Path | None:
@@ -272,9 +273,8 @@ class RunDirectory:
         """Returns the config keys that differ from those of the first start, with both values."""
         if self.is_begun():
             return differences(load_yaml(self._config), config)
-        noted = (session.start.get("config") for session in sessions(self.path))
-        first = next(filter(None, noted), None) if self._has_trained() else None
-        return differences(first, flat(config)) if first else {}  # the file is gone
+        configs = configs_in(sessions(self.path)) if self._has_trained() else []
+        return differences(configs[0], flat(config)) if configs else {}  # the file is gone
 
     def is_begun(self) -> bool:
         """Returns whether a run here has a checkpoint or a line; a start before these is none.

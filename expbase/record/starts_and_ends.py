@@ -123,6 +123,12 @@ def sessions(path: Path) -> list[Session]:
     return found
 
 
+def configs_in(noted: Sequence[Session]) -> list[Facts]:
+    """Returns the configs that starts were given, in order; of one that has noted none, nothing."""
+    configs = [session.start.get("config") for session in noted]
+    return [config for config in configs if isinstance(config, dict)]
+
+
 def those_that_trained(starts: Sequence[Facts]) -> list[Facts]:
     """Returns the starts that have trained what a run holds, in order, of all that it noted.
 

@@ -31,12 +31,7 @@ from expbase.base.any_object import state_setter
 from expbase.base.arrays import Array
 from expbase.base.checkpoint_part import Part
 from expbase.base.errors import RuntimeMistake
-from expbase.base.generator_states import (
-    generator_kind,
-    generator_state,
-    new_generator,
-    set_generator_state,
-)
+from expbase.base.generator_states import copied_generator
 from expbase.base.json_values import checksum
 from expbase.engine.due import due_at
 from expbase.ranks import collectives
@@ -199,10 +194,7 @@ def _copy(value: Any, restored: Mapping[str, Any], path: str) -> Any:
     if path in restored and not state_setter(value):
         return restored[path]
     if isinstance(value, np.random.Generator):
-        # numpy 1.26 copies no seeds of the generators that it is to spawn.
-        state = generator_state(value)
-        value = new_generator(generator_kind(value), state)
-        set_generator_state(value, state)
+        value = copied_generator(value)
     else:
         value = copy.deepcopy(value)
     if path in restored:
